@@ -1,0 +1,317 @@
+"""Layouts: which box of the global array every rank of a mesh holds.
+
+A layout is a value: mesh, one placement per mesh dim, global shape, dtype, and the sizes of the parts of every tensor dim.
+The parts of a tensor dim are numbered by the coordinates of the mesh dims that shard it, in mesh order::
+
+    mesh (2, 2) "x", "y";  shape (5,);  [Shard(0), Shard(0)]
+
+    x splits first      0 1 2 | 3 4        ceil(5 / 2) = 3
+    y splits each part  0 1|2 | 3|4        part (i, j) is number 2 * i + j;  chunks[0] == (2, 1, 1, 1)
+
+The *blocks* of a layout have one leading axis of chunk size 1 for each mesh dim that is not Shard, then the tensor dims, so that
+the block grid is the mesh: block index <-> coordinate <-> rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from daskmesh.mesh import ProcessMesh
+from daskmesh.placement import Partial, Placement, PlacementError, Replicate, Shard
+
+__all__ = ["Layout", "make_layout", "normalise_placements", "split_sizes"]
+
+Coord = tuple[int, ...]
+Box = tuple[slice, ...]
+Chunks = tuple[tuple[int, ...], ...]
+
+
+@lru_cache(4096)
+def split_sizes(n: int, parts: int) -> tuple[int, ...]:
+    """Ceil chunks: part i of `n` over `parts` is [i*c, min((i+1)*c, n)) with c = ceil(n / parts), both ends clamped.
+
+    Examples
+    --------
+    >>> from daskmesh.layout import split_sizes
+    >>> split_sizes(5, 4)
+    (2, 2, 1, 0)
+    """
+    c = -(-n // parts)
+    return tuple(min((i + 1) * c, n) - min(i * c, n) for i in range(parts))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Mesh, placements, global shape, dtype and part sizes; build one with `make_layout`.
+
+    Attributes
+    ----------
+    placements : tuple of Placement
+        One per mesh dim, tensor dims non-negative.
+    chunks : tuple of tuple of int
+        Per tensor dim, the sizes of its parts.
+    """
+
+    mesh: ProcessMesh
+    placements: tuple[Placement, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: Chunks
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the global value."""
+        return self.size * self.dtype.itemsize
+
+    @cached_property
+    def shard_axes(self) -> tuple[tuple[int, ...], ...]:
+        """Per tensor dim, the mesh dims that shard it, in mesh order."""
+        return tuple(
+            tuple(m for m, p in enumerate(self.placements) if isinstance(p, Shard) and p.dim == d)
+            for d in range(self.ndim)
+        )
+
+    @cached_property
+    def lead_axes(self) -> tuple[int, ...]:
+        """The mesh dims that are not Shard, in mesh order: the leading axes of the blocks."""
+        return tuple(m for m, p in enumerate(self.placements) if not isinstance(p, Shard))
+
+    @cached_property
+    def partial_axes(self) -> tuple[int, ...]:
+        """The mesh dims that are Partial."""
+        return tuple(m for m, p in enumerate(self.placements) if isinstance(p, Partial))
+
+    @property
+    def lead(self) -> int:
+        """Number of leading block axes."""
+        return len(self.lead_axes)
+
+    @cached_property
+    def grid(self) -> tuple[int, ...]:
+        """The block grid: leading sizes, then the number of parts of each tensor dim."""
+        return (*(self.mesh.shape[m] for m in self.lead_axes), *map(len, self.chunks))
+
+    @cached_property
+    def offsets(self) -> Chunks:
+        """Per tensor dim, where each part starts, and the size at the end."""
+        return tuple((0, *itertools.accumulate(c)) for c in self.chunks)
+
+    def part_index(self, coord: Coord) -> tuple[int, ...]:
+        """Per tensor dim, the number of the part that `coord` holds."""
+        return tuple(_flat(coord, axes, self.mesh.shape) for axes in self.shard_axes)
+
+    def box(self, coord: Coord) -> Box:
+        """The slices of the global array that the rank at `coord` holds."""
+        parts = self.part_index(coord)
+        return tuple(slice(o[i], o[i + 1]) for o, i in zip(self.offsets, parts, strict=True))
+
+    def local_shape(self, coord: Coord) -> tuple[int, ...]:
+        """Shape of the local array at `coord`."""
+        return tuple(c[i] for c, i in zip(self.chunks, self.part_index(coord), strict=True))
+
+    def block_index(self, coord: Coord) -> tuple[int, ...]:
+        """The index in the block grid of the block at `coord`."""
+        return (*(coord[m] for m in self.lead_axes), *self.part_index(coord))
+
+    def block_shape(self, coord: Coord) -> tuple[int, ...]:
+        """Shape of the block at `coord`: the local shape behind ``lead`` axes of size 1."""
+        return (1,) * self.lead + self.local_shape(coord)
+
+    @cached_property
+    def block_chunks(self) -> Chunks:
+        """Chunks of the dask array behind a DTensor of this layout."""
+        return (*((1,) * self.mesh.shape[m] for m in self.lead_axes), *self.chunks)
+
+    @cached_property
+    def _coords(self) -> tuple[Coord, ...]:
+        return tuple(itertools.product(*map(range, self.mesh.shape)))
+
+    def coords(self) -> tuple[Coord, ...]:
+        """All coordinates in row-major mesh order, the order of ``mesh.process_ids``."""
+        return self._coords
+
+    def primary(self) -> tuple[Coord, ...]:
+        """The coordinates of one replica: 0 along every Replicate mesh dim."""
+        rep = [m for m, p in enumerate(self.placements) if isinstance(p, Replicate)]
+        return tuple(c for c in self._coords if not any(c[m] for m in rep))
+
+    def replace(self, **changes: Any) -> Layout:
+        """The same layout with some fields changed, nothing checked."""
+        return replace(self, **changes)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.mesh, self.placements, self.shape, self.dtype, self.chunks))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f: getattr(self, f) for f in self.__dataclass_fields__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __dask_tokenize__(self) -> Any:
+        return ("Layout", self.mesh, repr(self.placements), self.shape, self.dtype.str, repr(self.dtype), self.chunks)
+
+    def __repr__(self) -> str:
+        return (
+            f"Layout({self.mesh!r}, {list(self.placements)!r}, shape={self.shape}, dtype={self.dtype}, "
+            f"chunks={self.chunks})"
+        )
+
+
+def make_layout(
+    mesh: ProcessMesh,
+    placements: Any,
+    shape: Sequence[int],
+    dtype: Any,
+    chunks: Sequence[Sequence[int] | None] | None = None,
+) -> Layout:
+    """Check and complete a layout.
+
+    Parameters
+    ----------
+    placements : sequence of Placement or mapping
+        In mesh-dim order, padded with Replicate; or by mesh-dim name, the rest Replicate.
+    chunks : sequence, optional
+        Per tensor dim the sizes of its parts, None for the split rule.
+
+    Raises
+    ------
+    PlacementError
+        An unknown mesh dim, too many placements, a Shard dim out of range, or part sizes that do not fit.
+
+    Examples
+    --------
+    >>> import daskmesh as dm
+    >>> from daskmesh.layout import make_layout
+    >>> make_layout(dm.init_mesh(4, ["x"]), [dm.Shard(-1)], (2, 5), "f8").chunks
+    ((2,), (2, 2, 1, 0))
+    """
+    sizes = tuple(int(n) for n in shape)
+    if sizes and min(sizes) < 0:
+        raise ValueError(f"a shape has no negative sizes, got {sizes}")
+    placed = normalise_placements(placements, mesh, len(sizes))
+    if chunks is None:
+        return _ruled(mesh, placed, sizes, np.dtype(dtype))
+    layout = _ruled(mesh, placed, sizes, np.dtype(dtype))
+    return layout.replace(chunks=_checked_chunks(layout, chunks))
+
+
+@lru_cache(4096)
+def _ruled(mesh: ProcessMesh, placements: tuple[Placement, ...], shape: Coord, dtype: np.dtype[Any]) -> Layout:
+    chunks = []
+    for d, n in enumerate(shape):
+        parts: tuple[int, ...] = (n,)
+        for m, p in enumerate(placements):
+            if isinstance(p, Shard) and p.dim == d:
+                parts = tuple(itertools.chain.from_iterable(split_sizes(k, mesh.shape[m]) for k in parts))
+        chunks.append(parts)
+    return Layout(mesh, placements, shape, dtype, tuple(chunks))
+
+
+def _checked_chunks(layout: Layout, chunks: Sequence[Sequence[int] | None]) -> Chunks:
+    if len(chunks) != layout.ndim:
+        raise PlacementError(f"part sizes for {len(chunks)} tensor dims were given, the shape {layout.shape} has {layout.ndim}")
+    out = []
+    for d, given in enumerate(chunks):
+        if given is None:
+            out.append(layout.chunks[d])
+            continue
+        sizes = tuple(int(n) for n in given)
+        want = len(layout.chunks[d])
+        names = [layout.mesh.dim_names[m] for m in layout.shard_axes[d]]
+        if len(sizes) != want or sum(sizes) != layout.shape[d] or min(sizes) < 0:
+            raise PlacementError(
+                f"tensor dim {d} of size {layout.shape[d]} is cut over mesh dims {names} into {want} parts; "
+                f"the sizes {sizes} (sum {sum(sizes)}) do not fit"
+            )
+        out.append(sizes)
+    return tuple(out)
+
+
+def normalise_placements(placements: Any, mesh: ProcessMesh, ndim: int | None) -> tuple[Placement, ...]:
+    """One placement per mesh dim, tensor dims non-negative; `ndim` None leaves the dims unchecked.
+
+    Examples
+    --------
+    >>> import daskmesh as dm
+    >>> from daskmesh.layout import normalise_placements
+    >>> normalise_placements({"y": dm.Shard(-1)}, dm.init_mesh((2, 2), ("x", "y")), 2)
+    (Replicate(), Shard(1))
+    """
+    if not isinstance(mesh, ProcessMesh):
+        raise TypeError(f"mesh: expected a ProcessMesh, got {type(mesh).__name__} {mesh!r}; write dm.ProcessMesh([0, 1])")
+    if type(placements) is tuple and len(placements) == mesh.ndim and all(map(_settled, placements)):
+        given: list[Any] = list(placements)
+    elif isinstance(placements, Mapping):
+        given = _by_name(placements, mesh)
+    elif isinstance(placements, Sequence) and not isinstance(placements, str):
+        given = list(placements)
+    else:
+        shown = f"[{placements!r}]" if isinstance(placements, Placement) else "[Shard(0)]"
+        raise TypeError(
+            f"placements: expected one placement per mesh dim {list(mesh.dim_names)}, as a sequence or a mapping by name, "
+            f"got {placements!r}; write {shown}"
+        )
+    if len(given) > mesh.ndim:
+        raise PlacementError(
+            f"{len(given)} placements {given} for a mesh of {mesh.ndim} dim(s) {list(mesh.dim_names)} of sizes {mesh.shape}; "
+            f"give at most {mesh.ndim}"
+        )
+    given += [Replicate()] * (mesh.ndim - len(given))
+    return tuple(_placed(p, m, mesh, ndim) for m, p in enumerate(given))
+
+
+def _settled(p: Any) -> bool:
+    return isinstance(p, Placement)
+
+
+def _by_name(placements: Mapping[Any, Any], mesh: ProcessMesh) -> list[Any]:
+    given: list[Any] = [Replicate()] * mesh.ndim
+    seen: set[int] = set()
+    for name, p in placements.items():
+        m = mesh.dim_index(name)
+        if m in seen:
+            raise PlacementError(f"mesh dim {mesh.dim_names[m]!r} is given two placements in {dict(placements)!r}")
+        seen.add(m)
+        given[m] = p
+    return given
+
+
+def _placed(p: Any, m: int, mesh: ProcessMesh, ndim: int | None) -> Placement:
+    where = f"mesh dim {mesh.dim_names[m]!r} of size {mesh.shape[m]}"
+    if not isinstance(p, Placement):
+        raise TypeError(f"placement of {where}: expected Shard, Replicate or Partial, got {p!r}; write e.g. Shard(0)")
+    if ndim is None or not isinstance(p, Shard):
+        return p
+    if not -ndim <= p.dim < ndim:
+        what = "a 0-d tensor, which has no dim to cut; use Replicate() or Partial()" if ndim == 0 else (
+            f"a tensor of {ndim} dim(s); use Shard({-ndim}) to Shard({ndim - 1})"
+        )  # fmt: skip
+        raise PlacementError(f"{p!r} on {where} is out of range for {what}")
+    return p if p.dim >= 0 else Shard(p.dim + ndim)
+
+
+def _flat(coord: Coord, axes: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    i = 0
+    for m in axes:
+        i = i * shape[m] + coord[m]
+    return i
