@@ -1,0 +1,352 @@
+"""Plans: a redistribution as view loads, known in bytes before anything runs.
+
+Every pair of layouts is served by one construction, box intersection. The rank at target coordinate q needs its target box.
+Along every tensor dim it meets a run of source parts; the product of these runs tiles the box, one view each::
+
+    mesh (2,) "x", shape (4, 4)          rank 0 target          loads of rank 0
+    [Shard(0)] -> [Shard(1)]             . . | | |              rank 0 [0:2, 0:2] -> [0:2, :]   its own, no bytes
+        0 0 0 0        0 0 1 1           0 0                    rank 1 [0:2, 0:2] -> [2:4, :]   32 B of float64
+        0 0 0 0   ->   0 0 1 1           0 0
+        1 1 1 1        0 0 1 1           1 1
+        1 1 1 1        0 0 1 1           1 1
+
+Where the source is Replicate the rank reads the replica that shares its own coordinate (its own block, when that covers the box).
+Where the source is Partial it reads all terms and folds them, mesh dim 0 first. A mesh dim that is the same Partial on both sides
+keeps its terms apart, if its reduction commutes with those that are folded. Where the target is a new Partial, coordinate 0 holds the
+value and the others the neutral element, or all hold a copy, as the reduction table says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from daskmesh.layout import Box, Coord, Layout, split_sizes
+from daskmesh.mesh import ProcessMesh
+from daskmesh.placement import Partial, Replicate, Shard, reduction
+
+__all__ = ["Load", "Plan", "Stage", "format_bytes", "make_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One view: `src` of the local array of rank `rank` (at `coord` of the source) goes to `dst` of the result."""
+
+    rank: int
+    coord: Coord
+    src: Box
+    dst: Box
+
+    @property
+    def size(self) -> int:
+        """Elements of the view."""
+        return math.prod(s.stop - s.start for s in self.dst)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One exchange: every rank of `target` loads the views it needs of `source`."""
+
+    source: Layout
+    target: Layout
+
+    @cached_property
+    def kept(self) -> tuple[int, ...]:
+        """Mesh dims whose terms stay apart: the same Partial on both sides."""
+        source, target = self.source, self.target
+        if source.mesh.shape != target.mesh.shape:
+            return ()
+        kept = [m for m in source.partial_axes if source.placements[m] == target.placements[m]]
+        while True:
+            folded = [d for d in source.partial_axes if d not in kept]
+            bad = [m for m in kept if any(d > m and not self._commute(m, d) for d in folded)]
+            if not bad:
+                return tuple(kept)
+            kept = [m for m in kept if m not in bad]
+
+    def _commute(self, m: int, d: int) -> bool:
+        """Whether folding mesh dim `d` before `m` gives the value that the order m, d defines."""
+        ops = {_op(self.source, m), _op(self.source, d)}
+        exact = self.source.dtype.kind in "fc"
+        return ops <= {"sum", "avg"} and exact or (len(ops) == 1 and (exact or "avg" not in ops))
+
+    @cached_property
+    def folded(self) -> tuple[int, ...]:
+        """Mesh dims of the source whose terms are reduced, in the order of reduction."""
+        return tuple(m for m in self.source.partial_axes if m not in self.kept)
+
+    @cached_property
+    def terms(self) -> int:
+        """How many terms are folded for each element."""
+        return math.prod(self.source.mesh.shape[m] for m in self.folded)
+
+    def neutral_op(self, coord: Coord) -> str | None:
+        """The reduction whose neutral element fills the target block at `coord`; None where it is loaded."""
+        off = [m for m in self.target.partial_axes if coord[m] and not reduction(_op(self.target, m)).copies]
+        return _op(self.target, off[0]) if any(m not in self.kept for m in off) else None
+
+    def _base(self, rank: int, coord: Coord) -> list[int]:
+        """The source coordinate that `rank` reads from, before parts and terms are chosen."""
+        mesh = self.source.mesh
+        if rank in mesh:
+            base = list(mesh.coordinate(rank))
+        else:  # spread the readers over the replicas
+            at = self.target.mesh.process_ids.index(rank)
+            base = [0] * mesh.ndim
+            for m, p in enumerate(self.source.placements):
+                if isinstance(p, Replicate):
+                    at, base[m] = divmod(at, mesh.shape[m])
+        for m in self.kept:
+            base[m] = coord[m]
+        return base
+
+    def regions(self, coord: Coord) -> Iterator[tuple[Box, tuple[Load, ...]]]:
+        """The target block at `coord`, region by region: the box in the result and the loads of its terms, in fold order.
+
+        The first folded mesh dim varies fastest.
+        """
+        if self.neutral_op(coord) is not None:
+            return
+        source, rank = self.source, self.target.mesh.rank_at(coord)
+        base = self._base(rank, coord)
+        runs = [_meet(o, b) for o, b in zip(source.offsets, self.target.box(coord), strict=True)]
+        for parts in itertools.product(*runs):
+            at = list(base)
+            for axes, (i, _, _) in zip(source.shard_axes, parts, strict=True):
+                for m in reversed(axes):
+                    i, at[m] = divmod(i, source.mesh.shape[m])
+            src, dst = tuple(p[1] for p in parts), tuple(p[2] for p in parts)
+            loads = []
+            for terms in itertools.product(*(range(source.mesh.shape[m]) for m in reversed(self.folded))):
+                for m, t in zip(reversed(self.folded), terms, strict=True):
+                    at[m] = t
+                where = tuple(at)
+                loads.append(Load(source.mesh.rank_at(where), where, src, dst))
+            yield dst, tuple(loads)
+
+    def loads(self, rank: int) -> tuple[Load, ...]:
+        """All view loads of `rank`, its own block included; O(peers of that rank)."""
+        if rank not in self.target.mesh:
+            return ()
+        return tuple(load for _, loads in self.regions(self.target.mesh.coordinate(rank)) for load in loads)
+
+    @cached_property
+    def received(self) -> dict[int, int]:
+        """Bytes that each target rank loads from other ranks."""
+        source, target = self.source, self.target
+        coords = np.array(target.coords(), dtype=np.int64).reshape(-1, target.mesh.ndim)
+        inside = np.array([r in source.mesh for r in target.mesh.process_ids])
+        there = np.array([source.mesh.coordinate(r) if r in source.mesh else (0,) * source.mesh.ndim
+                          for r in target.mesh.process_ids])  # fmt: skip
+        volume = np.full(len(coords), self.terms, dtype=np.int64)
+        own = inside.astype(np.int64)
+        for d in range(target.ndim):
+            lo, hi = _bounds(target, d, coords)
+            lo_own, hi_own = _bounds(source, d, there)
+            volume *= hi - lo
+            own *= np.maximum(np.minimum(hi, hi_own) - np.maximum(lo, lo_own), 0)
+        for m in self.kept:
+            own *= coords[:, m] == there[:, m]
+        loaded = np.array([self.neutral_op(c) is None for c in target.coords()])
+        bytes_ = (volume - own) * loaded * target.dtype.itemsize
+        return dict(zip(target.mesh.process_ids, bytes_.tolist(), strict=True))
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Bytes that move between ranks."""
+        return sum(self.received.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a redistribution moves, before anything runs.
+
+    Attributes
+    ----------
+    stages : tuple of Stage
+        Carried out one after the other; usually one.
+    reason : str
+        Why it has this many stages.
+
+    Examples
+    --------
+    >>> import daskmesh as dm
+    >>> from daskmesh.layout import make_layout
+    >>> from daskmesh.plan import make_plan
+    >>> mesh = dm.init_mesh(2, ["x"])
+    >>> a, b = (make_layout(mesh, [dm.Shard(d)], (4, 4), "f8") for d in (0, 1))
+    >>> plan = make_plan(a, b)
+    >>> plan.total_bytes, plan.received, plan.pairs
+    (64, {0: 32, 1: 32}, {(1, 0): 32, (0, 1): 32})
+    """
+
+    source: Layout
+    target: Layout
+    stages: tuple[Stage, ...]
+    reason: str
+
+    @cached_property
+    def received(self) -> dict[int, int]:
+        """Bytes each rank receives from other ranks."""
+        out = dict.fromkeys(self.target.mesh.process_ids, 0)
+        for stage in self.stages:
+            for rank, n in stage.received.items():
+                out[rank] = out.get(rank, 0) + n
+        return out
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Bytes that move between ranks, over all stages."""
+        return sum(s.total_bytes for s in self.stages)
+
+    @cached_property
+    def pairs(self) -> dict[tuple[int, int], int]:
+        """Bytes by (source rank, target rank); built when asked for."""
+        out: dict[tuple[int, int], int] = {}
+        for stage in self.stages:
+            for rank in stage.target.mesh.process_ids:
+                for load in stage.loads(rank):
+                    if load.rank != rank and load.size:
+                        key = (load.rank, rank)
+                        out[key] = out.get(key, 0) + load.size * stage.source.dtype.itemsize
+        return out
+
+    @property
+    def text(self) -> str:
+        """The plan in words and bytes."""
+        return str(self)
+
+    def __str__(self) -> str:
+        busiest = max(self.received.values(), default=0)
+        lines = [
+            f"{self.source.dtype} {self.source.shape}: {list(self.source.placements)} -> {list(self.target.placements)}",
+            f"moves {format_bytes(self.total_bytes)} in {len(self.stages)} stage{'s' * (len(self.stages) != 1)}, "
+            f"at most {format_bytes(busiest)} to one rank ({self.reason})",
+        ]
+        shown = sorted((r, n) for r, n in self.received.items() if n)
+        lines += [f"  rank {r} receives {format_bytes(n)}" for r, n in shown[:8]]
+        if len(shown) > 8:
+            lines.append(f"  ... and {len(shown) - 8} more ranks")
+        return "\n".join(lines)
+
+
+@lru_cache(1024)
+def make_plan(source: Layout, target: Layout, two_stage_bytes: int = 2**20) -> Plan:
+    """Plan the way from one layout to another of the same global shape.
+
+    Parameters
+    ----------
+    two_stage_bytes : int
+        Where terms are reduced into replicas, local arrays larger than this go by reduce-scatter and all-gather.
+
+    Raises
+    ------
+    ValueError
+        The layouts have different shapes or dtypes.
+    TypeError
+        A value that is not bool would become Partial('any') or Partial('all').
+    """
+    if source.shape != target.shape or source.dtype != target.dtype:
+        raise ValueError(
+            f"a redistribution keeps shape and dtype: {source.shape} {source.dtype} cannot become {target.shape} {target.dtype}"
+        )
+    direct = Stage(source, target)
+    for m in target.partial_axes:
+        if m not in direct.kept and _op(target, m) in ("any", "all") and target.dtype != np.bool_:
+            raise TypeError(
+                f"cannot place {target.dtype} values as {target.placements[m]!r} on mesh dim {target.mesh.dim_names[m]!r}: "
+                f"it would change them to 0 and 1; place x != 0 instead"
+            )
+    one = Plan(source, target, (direct,), _one_stage_reason(direct))
+    held = max((math.prod(source.local_shape(c)) for c in source.coords()), default=0) * source.dtype.itemsize
+    if not direct.folded or not source.ndim or held <= two_stage_bytes:
+        return one
+    middle = _scattered(source, direct.folded)
+    first, second = Stage(source, middle), Stage(middle, target)
+    total = first.total_bytes + second.total_bytes
+    replicas = any(isinstance(p, Replicate) for p in target.placements)
+    if total > one.total_bytes or (total == one.total_bytes and not replicas):
+        return one
+    reason = (
+        f"reduce-scatter, then all-gather: a rank holds {format_bytes(held)}, more than two-stage-bytes "
+        f"{format_bytes(two_stage_bytes)}; in one stage {format_bytes(one.total_bytes)} would move"
+    )
+    return Plan(source, target, (first, second), reason)
+
+
+def _one_stage_reason(stage: Stage) -> str:
+    if not stage.folded:
+        return "each rank loads the views it lacks"
+    return f"each rank loads the {stage.terms} terms of what it needs and folds them"
+
+
+def _scattered(source: Layout, folded: tuple[int, ...]) -> Layout:
+    """The source with its folded mesh dims cutting the longest tensor dim, within the parts that there are.
+
+    Mesh order is split order: where a later mesh dim cuts that tensor dim already, the mesh is transposed to put the
+    folded dims last.
+    """
+    longest = max(range(source.ndim), key=lambda d: max(source.chunks[d]))
+    order = list(range(source.mesh.ndim))
+    if any(m > min(folded) for m in source.shard_axes[longest]):
+        order = [m for m in order if m not in folded] + list(folded)
+    mesh = ProcessMesh(source.mesh.mesh.transpose(order), [source.mesh.dim_names[m] for m in order])
+    placements = tuple(Shard(longest) if m in folded else source.placements[m] for m in order)
+    parts = source.chunks[longest]
+    for m in folded:
+        parts = tuple(itertools.chain.from_iterable(split_sizes(k, source.mesh.shape[m]) for k in parts))
+    chunks = (*source.chunks[:longest], parts, *source.chunks[longest + 1 :])
+    return Layout(mesh, placements, source.shape, source.dtype, chunks)
+
+
+def format_bytes(n: int) -> str:
+    """Bytes for people: ``128 B``, ``1.5 KiB``.
+
+    Examples
+    --------
+    >>> from daskmesh.plan import format_bytes
+    >>> format_bytes(128), format_bytes(1536), format_bytes(2**30)
+    ('128 B', '1.5 KiB', '1 GiB')
+    """
+    size, unit = float(n), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.4g} {unit}"
+
+
+def _op(layout: Layout, m: int) -> str:
+    p = layout.placements[m]
+    if not isinstance(p, Partial):
+        raise TypeError(f"mesh dim {m} of {layout!r} is not Partial")
+    return p.op
+
+
+def _meet(offsets: tuple[int, ...], box: slice) -> list[tuple[int, slice, slice]]:
+    """The parts that meet a box along one dim: (part, slice in the part, slice in the box)."""
+    lo, hi = box.start, box.stop
+    out = []
+    i = max(bisect_right(offsets, lo) - 1, 0)
+    while i < len(offsets) - 1 and offsets[i] < hi:
+        start, stop = max(lo, offsets[i]), min(hi, offsets[i + 1])
+        if start < stop:
+            out.append((i, slice(start - offsets[i], stop - offsets[i]), slice(start - lo, stop - lo)))
+        i += 1
+    return out
+
+
+def _bounds(layout: Layout, d: int, coords: Any) -> tuple[Any, Any]:
+    """Start and stop along tensor dim `d` of the box at every coordinate."""
+    part = np.zeros(len(coords), dtype=np.int64)
+    for m in layout.shard_axes[d]:
+        part = part * layout.mesh.shape[m] + coords[:, m]
+    offsets = np.array(layout.offsets[d], dtype=np.int64)
+    return offsets[part], offsets[part + 1]
