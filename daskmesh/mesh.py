@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from daskmesh.pen import mesh_html
 from daskmesh.placement import PlacementError
 
 __all__ = ["CURRENT_RANK", "ProcessMesh", "init_mesh"]
@@ -227,6 +228,9 @@ class ProcessMesh:
 
     def __repr__(self) -> str:
         return f"ProcessMesh({self.mesh.tolist()}, dim_names={list(self._names)})"
+
+    def _repr_html_(self) -> str:
+        return mesh_html(self._names, self._shape, self._ids)
 
 
 def init_mesh(shape: int | Sequence[int], dim_names: Sequence[str] | None = None) -> ProcessMesh:

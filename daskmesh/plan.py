@@ -28,8 +28,10 @@ from typing import Any
 
 import numpy as np
 
+from daskmesh.draw import plan_html
 from daskmesh.layout import Box, Coord, Layout, split_sizes
 from daskmesh.mesh import ProcessMesh
+from daskmesh.pen import format_bytes
 from daskmesh.placement import Partial, Replicate, Shard, reduction
 
 __all__ = ["Load", "Plan", "Stage", "format_bytes", "make_plan"]
@@ -236,6 +238,10 @@ class Plan:
             lines.append(f"  ... and {len(shown) - 8} more ranks")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        few = max(self.source.mesh.size, self.target.mesh.size) <= 16
+        return plan_html(str(self).splitlines(), self.pairs if few else {})
+
 
 @lru_cache(1024)
 def make_plan(source: Layout, target: Layout, two_stage_bytes: int = 2**20) -> Plan:
@@ -304,23 +310,6 @@ def _scattered(source: Layout, folded: tuple[int, ...]) -> Layout:
         parts = tuple(itertools.chain.from_iterable(split_sizes(k, source.mesh.shape[m]) for k in parts))
     chunks = (*source.chunks[:longest], parts, *source.chunks[longest + 1 :])
     return Layout(mesh, placements, source.shape, source.dtype, chunks)
-
-
-def format_bytes(n: int) -> str:
-    """Bytes for people: ``128 B``, ``1.5 KiB``.
-
-    Examples
-    --------
-    >>> from daskmesh.plan import format_bytes
-    >>> format_bytes(128), format_bytes(1536), format_bytes(2**30)
-    ('128 B', '1.5 KiB', '1 GiB')
-    """
-    size, unit = float(n), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size:.4g} {unit}"
 
 
 def _op(layout: Layout, m: int) -> str:
