@@ -26,6 +26,7 @@ FLOORS: list[tuple[int, str]] = [
     (3, "transport links"),
     (3, "symmetric"),
     (4, "tasks region"),
+    (4, "pins"),
     (4, "plugins"),
     (4, "world"),
     (5, "graph"),
