@@ -6,6 +6,7 @@ stays small whatever the mesh. Nothing here knows the classes above: a mesh come
 
 from __future__ import annotations
 
+import colorsys
 import html
 import itertools
 from collections.abc import Callable, Sequence
@@ -92,7 +93,7 @@ def page_svg(page: Page) -> str:
     chars = max(len(text) for row in page.cells for text, _ in row)
     heads = max(len(head.label) for head in page.columns)
     widths = _lengths(page.columns, total=360, least=CHAR * max(min(chars, 24), heads) + 8)
-    heights = _lengths(page.rows, total=160, least=22)
+    heights = _lengths(page.rows, total=min(160, 48 * len(page.rows)), least=22)
     left = CHAR * max(len(head.label) for head in page.rows) + 8
     xs = list(itertools.accumulate(widths, initial=left))
     ys = list(itertools.accumulate(heights, initial=18))
@@ -118,12 +119,13 @@ def _lengths(heads: list[Head], total: float, least: float) -> list[float]:
 
 def _rect(box: tuple[float, float, float, float], rank: int, title: str, empty: bool) -> str:
     x, y, width, height = box
-    hue = rank * 137.5 % 360  # the golden angle keeps neighbours apart
-    fill = "none" if empty or rank < 0 else f"hsl({hue:.0f} 60% 55% / 0.35)"
-    dash = ' stroke-dasharray="3 3"' if empty or rank < 0 else ""
+    rgb = colorsys.hls_to_rgb(rank * 0.382 % 1, 0.55, 0.6)  # steps of the golden angle keep neighbours apart
+    filled = not empty and rank >= 0
+    fill = "#" + "".join(f"{round(255 * part):02x}" for part in rgb) if filled else "none"
+    style = ' fill-opacity="0.35"' if filled else ' stroke-dasharray="3 3"'
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}" stroke="currentColor"'
-        f"{dash}><title>{html.escape(title)}</title></rect>"
+        f"{style}><title>{html.escape(title)}</title></rect>"
     )
 
 

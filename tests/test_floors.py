@@ -22,11 +22,12 @@ FLOORS: list[tuple[int, str]] = [
     (1, "layout"),
     (2, "rules draw"),
     (2, "plan"),
-    (3, "config"),
-    (3, "transport links"),
+    (3, "config vm links"),
+    (3, "store"),
+    (3, "fetch"),
+    (3, "transport"),
     (3, "symmetric"),
-    (4, "tasks region"),
-    (4, "pins"),
+    (4, "tasks region pins"),
     (4, "plugins"),
     (4, "world"),
     (5, "graph"),
@@ -45,7 +46,7 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config transport links symmetric tasks plugins world region graph exchange dtensor creation mapping shmem "
+    "config store fetch transport links symmetric tasks plugins world region graph exchange dtensor creation mapping shmem "
     "collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
