@@ -16,7 +16,7 @@ from dask.tokenize import tokenize
 
 from daskmesh.mesh import CURRENT_RANK
 
-__all__ = ["CURRENT_WORLD", "RankTask", "TicketTask"]
+__all__ = ["CURRENT_WORLD", "DirectoryTask", "RankTask", "TicketTask"]
 
 # Set, like CURRENT_RANK, by a rank's task while it runs: the id of the world the rank belongs to.
 CURRENT_WORLD: ContextVar[str | None] = ContextVar("daskmesh_world", default=None)
@@ -90,6 +90,15 @@ class TicketTask(RankTask):
 
     Dask takes all copies of a result for equal; a ticket is worth what the worker it was born on still holds. The
     scheduler plugin treats these results by birthplace.
+    """
+
+    __slots__ = ()
+
+
+class DirectoryTask(RankTask):
+    """A rank's task whose result collects tickets: it is worth nothing once one of them is gone.
+
+    The scheduler plugin releases it together with any ticket that it collects.
     """
 
     __slots__ = ()

@@ -1,0 +1,344 @@
+"""Recording and lowering: from NumPy calls to one pinned task per rank.
+
+An operation on DTensors records a `Node`; nothing is named, tokenised or submitted. Lowering happens at the first use of a
+collection method and is cached on the node::
+
+    recorded                     lowered
+
+    source  x  (a boundary)      layer x        one task per rank
+      |
+    local   x + 1                \\
+      |                            layer z       one task per rank, running the program (x + 1) * 2
+    local   (x + 1) * 2  = z     /
+
+A run of local nodes between two *boundaries* becomes one layer. Boundaries have keys of their own that every later graph shares:
+sources (creation, persisted arrays), results of exchanges and regions, and local nodes that an exchange or a region reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dask._task_spec import TaskRef
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from daskmesh.layout import Coord, Layout
+from daskmesh.placement import reduction
+from daskmesh.tasks import RankTask
+
+__all__ = [
+    "Layer",
+    "Local",
+    "Node",
+    "Program",
+    "Source",
+    "Step",
+    "block_key",
+    "block_keys",
+    "gather",
+    "graph_of",
+    "local_of",
+    "rank_tasks",
+]
+
+Key = tuple[Any, ...]
+Array = Any
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A named piece of graph, and the layers and nodes that it reads.
+
+    ``extra`` holds layers that belong to this one alone (the expose tasks of an exchange, say) as name -> (tasks, names it reads).
+    """
+
+    name: str
+    tasks: Mapping[Key, Any]
+    reads: tuple[Node, ...] = ()
+    extra: Mapping[str, tuple[Mapping[Key, Any], frozenset[str]]] | None = None
+    extra_reads: frozenset[str] = frozenset()
+
+
+class Node:
+    """A recorded array: its layout, the world whose ranks hold it, and how it comes about.
+
+    Subclasses say how in ``_lower``. A node is immutable but for the caches and `boundary`.
+    """
+
+    __slots__ = ("_layer", "boundary", "layout", "world")
+
+    def __init__(self, layout: Layout, world: str, *, boundary: bool = True) -> None:
+        self.layout = layout
+        self.world = world
+        self.boundary = boundary
+        self._layer: Layer | None = None
+
+    @property
+    def layer(self) -> Layer:
+        """The layer that makes this node's blocks; made once."""
+        if self._layer is None:
+            self._layer = self._lower()
+        return self._layer
+
+    @property
+    def name(self) -> str:
+        """Name of the layer, first part of its keys."""
+        return self.layer.name
+
+    def _lower(self) -> Layer:
+        raise NotImplementedError
+
+    def as_boundary(self) -> Node:
+        """Give the node keys of its own in every graph lowered from now on."""
+        self.boundary = True
+        return self
+
+    def __getstate__(self) -> Any:
+        return self.layout, self.world, self.name, graph_of(self)
+
+    def __reduce__(self) -> Any:
+        return _restored, self.__getstate__()
+
+
+def _restored(layout: Layout, world: str, name: str, graph: HighLevelGraph) -> Source:
+    return Source(layout, world, name, graph)
+
+
+class Source(Node):
+    """Blocks that a given graph makes: creation, conversion, persisted arrays."""
+
+    __slots__ = ("graph",)
+
+    def __init__(self, layout: Layout, world: str, name: str, graph: HighLevelGraph) -> None:
+        super().__init__(layout, world)
+        self.graph = graph
+        tasks = graph.layers.get(name, {})
+        rest = {
+            k: (layer, frozenset(graph.dependencies.get(k, ()))) for k, layer in graph.layers.items() if k != name
+        }
+        self._layer = Layer(name, tasks, extra=rest, extra_reads=frozenset(graph.dependencies.get(name, ())))
+
+    @classmethod
+    def from_tasks(cls, layout: Layout, world: str, name: str, tasks: Mapping[Key, Any]) -> Source:
+        """A source of plain tasks that read nothing."""
+        return cls(layout, world, name, HighLevelGraph({name: MaterializedLayer(dict(tasks))}, {name: set()}))
+
+
+class Local(Node):
+    """A pure function of the local arrays of nodes on one mesh, rank by rank.
+
+    Parameters
+    ----------
+    func : callable
+        Called with the local arrays (no leading axes) and `kwargs`; with the coordinate first if `located`.
+    args : sequence
+        Nodes of the same mesh, or constants.
+    """
+
+    __slots__ = ("args", "func", "kwargs", "located")
+
+    def __init__(
+        self,
+        layout: Layout,
+        world: str,
+        func: Callable[..., Array],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        located: bool = False,
+    ) -> None:
+        super().__init__(layout, world, boundary=False)
+        self.func = func
+        self.args = tuple(args)
+        self.kwargs = kwargs
+        self.located = located
+
+    def _lower(self) -> Layer:
+        program, inputs = _compile(self)
+        name = f"{getattr(self.func, '__name__', 'local')}-{tokenize(program, self.layout, self.world, [n.name for n in inputs])}"
+        tasks = rank_tasks(self.layout, self.world, name, run_program, (program,), inputs)
+        return Layer(name, tasks, tuple(inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of a program: arguments are slot numbers (`Slot`) or constants; the slots in `drop` are not read again."""
+
+    func: Callable[..., Array]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] | None
+    located: bool
+    drop: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of a value while a program runs."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Straight-line code over local arrays. Slots 0..n-1 are the inputs, then one per step; the last one is the result."""
+
+    layouts: tuple[Layout, ...]
+    steps: tuple[Step, ...]
+    layout: Layout
+
+
+def run_program(program: Program, coord: Coord, *blocks: Array) -> Array:
+    """Carry out a program on the blocks of the rank at `coord`."""
+    slots: list[Any] = [local_of(b, lay) for b, lay in zip(blocks, program.layouts, strict=True)]
+    del blocks
+    for step in program.steps:
+        args = [slots[a.index] if isinstance(a, Slot) else a for a in step.args]
+        if step.located:
+            args.insert(0, coord)
+        slots.append(step.func(*args, **(step.kwargs or {})))
+        del args
+        for i in step.drop:
+            slots[i] = None
+    return block_of(slots[-1], program.layout, coord)
+
+
+def _compile(node: Local) -> tuple[Program, list[Node]]:
+    """The program of a local node back to the boundaries, and those."""
+    inputs, order = _walk(node)
+    slot = {id(n): i for i, n in enumerate([*inputs, *order])}
+    last: dict[int, int] = {}
+    for i, n in enumerate(order):
+        for a in n.args:
+            if isinstance(a, Node):
+                last[slot[id(a)]] = i
+    drops: list[list[int]] = [[] for _ in order]
+    for s, i in last.items():
+        drops[i].append(s)
+    steps = tuple(
+        Step(n.func, tuple(Slot(slot[id(a)]) if isinstance(a, Node) else a for a in n.args), n.kwargs, n.located, tuple(d))
+        for n, d in zip(order, drops, strict=True)
+    )
+    return Program(tuple(n.layout for n in inputs), steps, node.layout), inputs
+
+
+def _walk(node: Local) -> tuple[list[Node], list[Local]]:
+    """Boundaries that `node` reads, and the local nodes up to it in order of evaluation. No recursion: chains are long."""
+    inputs: dict[int, Node] = {}
+    order: dict[int, Local] = {}
+    stack: list[tuple[Node, bool]] = [(node, False)]
+    while stack:
+        n, ready = stack.pop()
+        if id(n) in order or id(n) in inputs:
+            continue
+        if not isinstance(n, Local) or (n.boundary and n is not node):
+            inputs[id(n)] = n
+        elif ready:
+            order[id(n)] = n
+        else:
+            stack.append((n, True))
+            stack.extend((a, False) for a in reversed(n.args) if isinstance(a, Node))
+    return list(inputs.values()), list(order.values())
+
+
+def rank_tasks(
+    layout: Layout,
+    world: str,
+    name: str,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    inputs: Sequence[Node] = (),
+) -> dict[Key, RankTask]:
+    """One pinned task per coordinate: ``func(*args, coord, *blocks of the inputs at that coordinate)``."""
+    from_ = [(n.name, n.layout) for n in inputs]
+    tasks: dict[Key, RankTask] = {}
+    for coord in layout.coords():
+        key = (name, *layout.block_index(coord))
+        refs = [TaskRef((n, *lay.block_index(coord))) for n, lay in from_]
+        tasks[key] = RankTask(key, func, *args, coord, *refs, world=world, rank=layout.mesh.rank_at(coord))
+    return tasks
+
+
+def graph_of(*nodes: Node) -> HighLevelGraph:
+    """The whole graph behind some nodes, layer by layer; shared layers once."""
+    layers: dict[str, Any] = {}
+    deps: dict[str, set[str]] = {}
+    stack = list(nodes)
+    while stack:
+        layer = stack.pop().layer
+        if layer.name in layers:
+            continue
+        tasks = layer.tasks
+        layers[layer.name] = MaterializedLayer(dict(tasks)) if isinstance(tasks, dict) else tasks
+        deps[layer.name] = {n.name for n in layer.reads} | set(layer.extra_reads)
+        for name, (extra, reads) in (layer.extra or {}).items():
+            layers[name] = MaterializedLayer(dict(extra)) if isinstance(extra, dict) else extra
+            deps[name] = set(reads)
+        stack.extend(layer.reads)
+    return HighLevelGraph(layers, deps)
+
+
+def block_key(node: Node, coord: Coord) -> Key:
+    """The key of the block at a coordinate."""
+    return (node.name, *node.layout.block_index(coord))
+
+
+def block_keys(node: Node, coords: Sequence[Coord] | None = None) -> list[Key]:
+    """The keys of the blocks at some coordinates (all of them by default) in mesh order."""
+    return [block_key(node, c) for c in (node.layout.coords() if coords is None else coords)]
+
+
+def local_of(block: Array, layout: Layout) -> Array:
+    """The local array in a block: a view without the leading axes."""
+    return block[(0,) * layout.lead + (...,)] if layout.lead else block
+
+
+def block_of(local: Array, layout: Layout, coord: Coord) -> Array:
+    """A local array as the block at `coord`, its shape and dtype held to the layout."""
+    want = layout.local_shape(coord)
+    if not hasattr(local, "shape") or isinstance(local, np.generic):
+        local = np.asarray(local)
+    if local.shape != want or local.dtype != layout.dtype:
+        raise ValueError(
+            f"rank {layout.mesh.rank_at(coord)} at coordinate {coord} made a local array of shape {local.shape} and dtype "
+            f"{local.dtype}; its layout says {want} and {layout.dtype}"
+        )
+    return local[(None,) * layout.lead + (...,)] if layout.lead else local
+
+
+def gather(blocks: Sequence[Array], layout: Layout) -> Array:
+    """The global value from the blocks of one replica (or of all ranks), in mesh order: terms folded, parts put together."""
+    coords = layout.primary()
+    if len(blocks) != len(coords):
+        every = dict(zip(layout.coords(), blocks, strict=True))
+        blocks = [every[c] for c in coords]
+    held = {c: local_of(b, layout) for c, b in zip(coords, blocks, strict=True)}
+    out: Array = None
+    for parts in _places(layout):
+        box = layout.box(parts)
+        value = _folded(held, layout, parts)
+        if out is None:
+            out = np.empty_like(value, shape=layout.shape, dtype=layout.dtype)
+        out[box] = value
+    return out
+
+
+def _places(layout: Layout) -> Iterator[Coord]:
+    """Coordinates with 0 along every mesh dim that is not Shard."""
+    return (c for c in layout.coords() if not any(c[m] for m in layout.lead_axes))
+
+
+def _folded(held: Mapping[Coord, Array], layout: Layout, coord: Coord) -> Array:
+    """Reduce the terms of one part, mesh dim 0 first."""
+
+    def level(axes: tuple[int, ...], at: Coord) -> Array:
+        if not axes:
+            return held[at].copy() if layout.partial_axes else held[at]
+        m, op = axes[-1], layout.placements[axes[-1]].op  # type: ignore[union-attr]
+        n = layout.mesh.shape[m]
+        return reduction(op).fold((level(axes[:-1], (*at[:m], i, *at[m + 1 :])) for i in range(n)), n)
+
+    return level(layout.partial_axes, coord)
