@@ -22,7 +22,8 @@ FLOORS: list[tuple[int, str]] = [
     (1, "layout"),
     (2, "rules draw"),
     (2, "plan"),
-    (3, "config vm links"),
+    (3, "config views segments"),
+    (3, "vm links"),
     (3, "store"),
     (3, "fetch"),
     (3, "transport"),
@@ -46,8 +47,8 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config store fetch transport links symmetric tasks plugins world region graph exchange dtensor creation mapping shmem "
-    "collectives testing demo cli".split()
+    "config store fetch transport links symmetric tasks plugins world region graph exchange dtensor creation mapping "
+    "shmem collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 
