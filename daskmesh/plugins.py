@@ -1,0 +1,353 @@
+"""What daskmesh adds to a scheduler and to its workers.
+
+One `RankPlugin` per scheduler keeps a table per world. It pins the tasks of each rank before they are scheduled, moves
+ranks when workers come and go, and releases the tickets that a dead worker's store had made good. `MeshWorkerPlugin`
+opens the shard store on each worker and frees its entries with their keys.
+
+Dask logs and swallows what a plugin raises, so a fault here does not fail: it loses pins. The tests therefore count
+pinned tasks on a scheduler in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import uuid
+from collections.abc import Callable, Generator, Iterable
+from operator import attrgetter
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distributed.active_memory_manager import ReduceReplicas, Suggestion
+from distributed.comm.addressing import get_address_host
+from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
+from distributed.protocol.pickle import dumps
+
+from daskmesh import config
+from daskmesh.pins import Table, WorkerId
+from daskmesh.tasks import RankTask, TicketTask
+from daskmesh.transport import release, setup_worker, teardown_worker
+
+if TYPE_CHECKING:
+    from distributed import Scheduler, Worker
+    from distributed.scheduler import TaskState, WorkerState
+
+__all__ = ["SERVICES", "VERSION", "MeshWorkerPlugin", "RankPlugin", "Service"]
+
+logger = logging.getLogger("daskmesh")
+
+VERSION: str = sys.modules[__package__].__version__
+# Dask keeps a plugin that is already there under a name, so the name tells versions apart.
+PLUGIN_NAME = f"daskmesh-{VERSION}"
+
+
+class Service(Protocol):
+    """Something more that runs beside the tables on the scheduler, such as the meeting point of collectives."""
+
+    def install(self, ranks: RankPlugin) -> None:
+        """Add handlers (`ranks.handle`) and listeners (`ranks.on_remove_worker`); called once, on the scheduler."""
+
+
+# Floors above append classes at import; every scheduler that gets the plugin runs one instance of each.
+SERVICES: list[Callable[[], Service]] = []
+
+
+class RankPlugin(SchedulerPlugin):
+    """The tables of all worlds on one scheduler, and the hooks that keep tasks where their ranks are.
+
+    Parameters
+    ----------
+    services : iterable of callable
+        Classes of further services; they are pickled by name.
+
+    Attributes
+    ----------
+    worlds : dict
+        Table of each world, by id.
+    on_remove_worker : list of callable
+        Called with (worker address, stimulus id) after the ranks of a lost worker are unpinned.
+
+    Examples
+    --------
+    >>> RankPlugin().name.startswith("daskmesh-")
+    True
+    """
+
+    name = PLUGIN_NAME
+    idempotent = True
+
+    def __init__(self, services: Iterable[Callable[[], Service]] = ()) -> None:
+        self._service_types = tuple(services)
+        self.worlds: dict[str, Table] = {}
+        self.on_remove_worker: list[Callable[[str, str], None]] = []
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Run once, on the scheduler."""
+        # Claimed before the first await: of two clients that register at once, the second must find the first's plugin.
+        scheduler.add_plugin(self, name=self.name, idempotent=True)
+        self.scheduler = scheduler
+        self.ready = asyncio.Event()
+        self.born: dict[Any, str] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        for handler in (self.create_world, self.grow_world, self.world_table, self.forget_world, self.ticket_lost):
+            self.handle(handler.__name__, handler)
+        for service in self._service_types:
+            service().install(self)
+        self._replace_replica_policy()
+        try:
+            plugin = dumps(MeshWorkerPlugin())  # type: ignore[no-untyped-call]
+            answers = await scheduler.register_worker_plugin(None, plugin, name=self.name, idempotent=True)
+            for address, answer in answers.items():
+                if answer["status"] != "OK":
+                    raise RuntimeError(f"daskmesh cannot start on worker {address}: {answer['exception_text']}")
+        except BaseException:
+            scheduler.remove_plugin(self.name)
+            raise
+        finally:
+            self.ready.set()
+
+    def handle(self, name: str, handler: Callable[..., Any]) -> None:
+        """Answer the RPC ``daskmesh_<name>`` of clients and workers."""
+        self.scheduler.handlers[f"daskmesh_{name}"] = handler
+
+    async def close(self) -> None:
+        """Run when the scheduler closes."""
+        for timer in self._timers:
+            timer.cancel()
+
+    # -- worlds: RPCs of clients -----------------------------------------------------------------------------------
+
+    async def create_world(self, client: str, ranks: int | None, at_least: int = 0) -> dict[str, Any]:
+        """Make a world of `ranks` ranks, or of as many as there are workers and `at_least`."""
+        await self.ready.wait()
+        self._drop_orphans()
+        size = ranks if ranks is not None else max(len(self.scheduler.workers), at_least)
+        table = self._new_table(f"w{uuid.uuid4().hex[:12]}", client)
+        table.grow(size, self._running(), monotonic())
+        self._fold_later(table)
+        return {"world": table.world, "size": size, "workers": len(self.scheduler.workers)}
+
+    async def grow_world(self, world: str, size: int) -> dict[str, Any]:
+        """Add ranks to a world; those that are there keep their workers."""
+        table = self._table(world)
+        table.grow(size, self._running(), monotonic())
+        self._fold_later(table)
+        return {"size": table.size}
+
+    async def world_table(self, world: str) -> list[str]:
+        """The worker address of each rank; empty for a rank that has none right now."""
+        return self._table(world).addresses()
+
+    async def forget_world(self, world: str) -> None:
+        """Drop a world as soon as nothing pinned to it is left."""
+        if world in self.worlds:
+            self.worlds[world].released = True
+            self._drop_orphans()
+
+    def _new_table(self, world: str, client: str) -> Table:
+        table = self.worlds[world] = Table(world, client, config.seconds("grace"))
+        return table
+
+    def _table(self, world: str) -> Table:
+        try:
+            return self.worlds[world]
+        except KeyError:
+            raise RuntimeError(f"this scheduler has no world {world}; call init_parallel_env()") from None
+
+    def _drop_orphans(self) -> None:
+        gone = {
+            id_ for id_, table in self.worlds.items() if table.released or table.client not in self.scheduler.clients
+        }
+        if gone:
+            specs = (task.run_spec for task in self.scheduler.tasks.values())
+            gone -= {spec.world for spec in specs if isinstance(spec, RankTask)}
+        for world in gone:
+            del self.worlds[world]
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """A client left; its worlds stay while others hold something pinned to them."""
+        self._drop_orphans()
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """All tasks were forgotten; workers come back one by one."""
+        self.born.clear()
+        self._drop_orphans()
+
+    # -- pins ------------------------------------------------------------------------------------------------------
+
+    def update_graph(self, scheduler: Scheduler, *, client: str, tasks: list[Any], **kwargs: Any) -> None:
+        """Pin new tasks, before any of them is scheduled."""
+        for key in tasks:
+            task = scheduler.tasks[key]
+            spec = task.run_spec
+            if isinstance(spec, RankTask):
+                task.worker_restrictions = self._pin(spec.world, spec.rank, client)
+
+    def _pin(self, world: str, rank: int, client: str) -> set[str]:
+        # A world nobody here knows (an old pickle, a restarted scheduler) is dealt anew: a task is never left unpinned.
+        table = self.worlds.get(world) or self._new_table(world, client)
+        if rank >= table.size:
+            table.grow(rank + 1, self._running(), monotonic())
+            self._fold_later(table)
+        return table.pin(rank)
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Bring ranks home; Dask schedules the tasks that wait for them right after."""
+        who = _worker_id(scheduler.workers[worker])
+        folded = False
+        for table in self.worlds.values():
+            table.arrive(who, monotonic())
+            folded |= table.fold(self._running(), monotonic())
+        if folded:
+            self._wake()
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
+        """Unpin the ranks of a lost worker, give them the grace time, and release the tickets born there."""
+        for table in self.worlds.values():
+            if table.leave(worker, monotonic()):
+                self._fold_later(table)
+        # By birthplace, not by rank: a rank that moved home has left tickets behind on the worker it was folded onto.
+        scheduler.transitions({key: "released" for key, at in self.born.items() if at == worker}, stimulus_id)
+        for listener in self.on_remove_worker:
+            listener(worker, stimulus_id)
+
+    def _fold_later(self, table: Table) -> None:
+        if all(table.addresses()):
+            return
+
+        def fold() -> None:
+            self._timers.discard(timer)
+            if table.fold(self._running(), monotonic()):
+                self._wake()
+
+        # A hair later than the grace time, so that the slots are past it on the clock that the table reads.
+        timer = asyncio.get_running_loop().call_later(table.grace + 0.01, fold)
+        self._timers.add(timer)
+
+    def _wake(self) -> None:
+        """Tasks without a worker do not look at their pins again by themselves."""
+        awake = [task for task in self.scheduler.unrunnable if self.scheduler.valid_workers(task)]
+        awake.sort(key=attrgetter("priority"), reverse=True)
+        self.scheduler.transitions({task.key: "processing" for task in awake}, f"daskmesh-fold-{monotonic()}")
+
+    def _running(self) -> list[WorkerId]:
+        workers = self.scheduler.running or self.scheduler.workers.values()
+        return [_worker_id(worker) for worker in workers]
+
+    def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[WorkerState]) -> list[WorkerState]:
+        """Workers without ranks go first; those with ranks only when no other is left."""
+        ranked = {address for table in self.worlds.values() for address in table.addresses()}
+        return [worker for worker in workers if worker.address not in ranked] or workers
+
+    # -- tasks on a worker that died -------------------------------------------------------------------------------
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Pardon innocents: Dask counts a worker's death against all tasks assigned to it, here a rank's whole queue.
+
+        This event comes after the count and before the tasks move on, when it can still be told which were running.
+        """
+        if topic == "all" and isinstance(msg, dict) and msg.get("action") == "remove-worker" and not msg["expected"]:
+            tasks = [task for key in msg["processing-tasks"] if (task := self.scheduler.tasks.get(key)) is not None]
+            for task in _innocents(tasks):
+                task.suspicious = 0
+
+    # -- tickets ---------------------------------------------------------------------------------------------------
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any) -> None:
+        """Note where each ticket is born."""
+        if finish == "memory":
+            task = self.scheduler.tasks[key]
+            if isinstance(task.run_spec, TicketTask):
+                self.born[key] = kwargs.get("worker") or next(iter(task.who_has or ())).address
+        elif start == "memory":
+            self.born.pop(key, None)
+
+    async def ticket_lost(self, key: Any, address: str) -> None:
+        """A reader found the ticket `key` of worker `address` dead: have it made again.
+
+        Covers the endings no hook sees, such as a copy that a retiring worker gave away before it dropped its own.
+        """
+        task = self.scheduler.tasks.get(key)
+        if task is not None and task.state == "memory" and self.born.get(key, address) == address:
+            self.scheduler.transitions({key: "released"}, f"daskmesh-ticket-lost-{monotonic()}")
+
+    def owners(self, task: TaskState) -> set[str]:
+        """Workers that keep their copy of a result: the birthplace of a ticket, the rank's worker of other results."""
+        spec = task.run_spec
+        if isinstance(spec, TicketTask):
+            return {self.born[task.key]} if task.key in self.born else set()
+        if isinstance(spec, RankTask) and spec.world in self.worlds:
+            return self.worlds[spec.world].pin(spec.rank)
+        return set()
+
+    def _replace_replica_policy(self) -> None:
+        manager = self.scheduler.extensions.get("amm")
+        if manager is None:
+            return
+        for policy in [policy for policy in manager.policies if type(policy) is ReduceReplicas]:
+            manager.policies.discard(policy)
+            manager.add_policy(OwnersKeep(self))
+
+
+class OwnersKeep(ReduceReplicas):
+    """Dask's policy against superfluous copies, except that a rank's worker keeps its own.
+
+    The stock policy drops the copy on the fuller worker, which sooner or later is the rank's.
+    """
+
+    def __init__(self, ranks: RankPlugin) -> None:
+        self._ranks = ranks
+
+    def run(self) -> Generator[Suggestion, WorkerState | None, None]:
+        """Dask's suggestions, owners left out of the candidates."""
+        for suggestion in super().run():
+            owners = self._ranks.owners(suggestion.ts)
+            if owners:
+                readers = {worker for worker in suggestion.ts.who_has or () if worker.address not in owners}
+                suggestion = Suggestion(suggestion.op, suggestion.ts, readers)
+            yield suggestion
+
+
+class MeshWorkerPlugin(WorkerPlugin):
+    """The worker's side: its shard store, and the end of an entry with the end of its key.
+
+    Examples
+    --------
+    >>> MeshWorkerPlugin().name == RankPlugin().name
+    True
+    """
+
+    name = PLUGIN_NAME
+    idempotent = True
+
+    def setup(self, worker: Worker) -> None:
+        """Open the store and its handlers."""
+        self.worker = worker
+        setup_worker(worker)
+
+    def teardown(self, worker: Worker) -> None:
+        """Close the store."""
+        teardown_worker(worker)
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Free what the task `key` exposed on this worker when the worker lets go of the key."""
+        if finish in ("released", "forgotten"):
+            release(self.worker.address, key)
+
+
+def _worker_id(worker: WorkerState) -> WorkerId:
+    return WorkerId(worker.address, get_address_host(worker.address), worker.nanny, str(worker.name))
+
+
+def _innocents(tasks: list[TaskState]) -> list[TaskState]:
+    """Rank tasks that a dead worker had not begun: neither seceded, nor among the first `nthreads`.
+
+    First are the tasks its last heartbeat named as running, then the others by priority.
+    """
+    worker = next((task.processing_on for task in tasks if task.processing_on is not None), None)
+    if worker is None:
+        return []
+    queue = [task for task in tasks if task not in worker.long_running]
+    queue.sort(key=lambda task: (task not in worker.executing, task.priority))
+    return [task for task in queue[worker.nthreads :] if isinstance(task.run_spec, RankTask)]
