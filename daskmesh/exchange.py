@@ -43,12 +43,16 @@ Tasks = dict[tuple[Any, ...], RankTask]
 class Exchange(Node):
     """One stage of a plan over the blocks of another node."""
 
-    __slots__ = ("source", "stage")
+    __slots__ = ("reason", "source", "stage")
 
-    def __init__(self, source: Node, stage: Stage) -> None:
+    def __init__(self, source: Node, stage: Stage, reason: str = "") -> None:
         super().__init__(stage.target, source.world)
         self.source = source.as_boundary()
         self.stage = stage
+        self.reason = reason
+
+    def parents(self) -> Sequence[Node]:
+        return (self.source,)
 
     def _lower(self) -> Layer:
         source, stage = self.source, self.stage
@@ -76,10 +80,10 @@ class Exchange(Node):
         return Layer(name, layer, (source,), extra, frozenset(reads))
 
 
-def exchanged(source: Node, plan: Plan) -> Node:
+def exchanged(source: Node, plan: Plan, reason: str = "") -> Node:
     """The node that carries out all stages of a plan."""
     for stage in plan.stages:
-        source = Exchange(source, stage)
+        source = Exchange(source, stage, reason or plan.reason)
     return source
 
 

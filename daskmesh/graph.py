@@ -33,6 +33,7 @@ from daskmesh.tasks import RankTask
 __all__ = [
     "Layer",
     "Local",
+    "Made",
     "Node",
     "Program",
     "Source",
@@ -92,6 +93,10 @@ class Node:
     def _lower(self) -> Layer:
         raise NotImplementedError
 
+    def parents(self) -> Sequence[Node]:
+        """The nodes that this one was recorded from."""
+        return ()
+
     def as_boundary(self) -> Node:
         """Give the node keys of its own in every graph lowered from now on."""
         self.boundary = True
@@ -128,6 +133,19 @@ class Source(Node):
         return cls(layout, world, name, HighLevelGraph({name: MaterializedLayer(dict(tasks))}, {name: set()}))
 
 
+class Made(Node):
+    """A node whose layer is given ready made, over the nodes that the layer reads."""
+
+    __slots__ = ()
+
+    def __init__(self, layout: Layout, world: str, layer: Layer) -> None:
+        super().__init__(layout, world)
+        self._layer = layer
+
+    def parents(self) -> Sequence[Node]:
+        return self.layer.reads
+
+
 class Local(Node):
     """A pure function of the local arrays of nodes on one mesh, rank by rank.
 
@@ -156,6 +174,9 @@ class Local(Node):
         self.args = tuple(args)
         self.kwargs = kwargs
         self.located = located
+
+    def parents(self) -> Sequence[Node]:
+        return [a for a in self.args if isinstance(a, Node)]
 
     def _lower(self) -> Layer:
         program, inputs = _compile(self)
@@ -240,7 +261,7 @@ def _walk(node: Local) -> tuple[list[Node], list[Local]]:
             order[id(n)] = n
         else:
             stack.append((n, True))
-            stack.extend((a, False) for a in reversed(n.args) if isinstance(a, Node))
+            stack.extend((a, False) for a in reversed(n.parents()))
     return list(inputs.values()), list(order.values())
 
 

@@ -1,0 +1,440 @@
+"""DTensor: an array sharded over a named mesh, a lazy Dask collection, and NumPy's argument wherever it has a row in the table.
+
+A DTensor is a handle on an immutable recorded node. Operations make new ones; ``x += y`` and ``x[key] = v`` put another node
+behind the same handle. NumPy's two protocols look their function up in `FUNCTIONS` and `UFUNC_METHODS`; modules on higher floors
+fill these tables, nothing else does dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from dask._expr import HLGExpr
+from dask.base import DaskMethodsMixin
+from dask.delayed import Delayed
+from dask.highlevelgraph import HighLevelGraph
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from daskmesh import draw
+from daskmesh.graph import Node, Source, block_key, block_keys, gather, graph_of, local_of
+from daskmesh.layout import Layout, make_layout
+from daskmesh.mesh import ProcessMesh
+from daskmesh.moves import dask_array_of, explained, local_arrays_of, moved, reduced, refuse_beyond_memory
+from daskmesh.placement import Placement
+from daskmesh.plan import Plan
+
+__all__ = ["FUNCTIONS", "UFUNC_METHODS", "DTensor", "dtensor_to_local", "implements", "reshard", "unshard_dtensor"]
+
+# NumPy function -> its meaning on DTensors; ufunc method ("__call__", "reduce", ...) -> (ufunc, *inputs, **kwargs) -> DTensor.
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+UFUNC_METHODS: dict[str, Callable[..., Any]] = {}
+
+
+def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function in the table under the NumPy functions that it stands for."""
+
+    def enter(f: Callable[..., Any]) -> Callable[..., Any]:
+        FUNCTIONS.update(dict.fromkeys(functions, f))
+        return f
+
+    return enter
+
+
+class _OneReplica(HLGExpr):  # type: ignore[misc]
+    """The graph of a DTensor, of which ``compute`` fetches one replica, not all."""
+
+    _parameters = (*HLGExpr._parameters, "primary")
+    _defaults = {**HLGExpr._defaults, "primary": None}  # noqa: RUF012
+
+    def finalize_compute(self) -> Any:
+        one = HLGExpr(
+            dsk=self.hlg,
+            low_level_optimizer=self.low_level_optimizer,
+            output_keys=self.operand("primary"),
+            postcompute=self.postcompute,
+        )
+        return one.finalize_compute()
+
+
+class DTensor(NDArrayOperatorsMixin, DaskMethodsMixin):  # type: ignore[misc]
+    """An array sharded over a named mesh; made by `shard_tensor`, `zeros`, `local_map` and their kin.
+
+    Mathematics is NumPy itself: ``np.sum(x)``, ``x @ y``, ``x[2:5]``. Nothing is ever gathered, replicated or densified
+    silently: a function that is not in the table raises TypeError.
+
+    **Communication**: none by itself; `explain` says what computing it will move.
+
+    Examples
+    --------
+    >>> import daskmesh as dm
+    >>> x = dm.arange(6, mesh=dm.init_mesh(2, ["x"]), placements=[dm.Shard(0)])
+    >>> x
+    DTensor(shape=(6,), dtype=int64, placements=[Shard(0)], mesh=ProcessMesh([0, 1], dim_names=['x']))
+    >>> int(np.sum(x * 2))
+    30
+    """
+
+    __slots__ = ("__weakref__", "_node")
+    __array_priority__ = 20
+
+    __dask_scheduler__ = staticmethod(dask.threaded.get)
+    # The very function of dask.array: a private one makes dask.compute(array, x, array) return results in another order.
+    __dask_optimize__ = staticmethod(da.Array.__dask_optimize__)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """Mesh, placements, global shape, dtype and part sizes."""
+        return self._node.layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Global shape."""
+        return self.layout.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Data type."""
+        return self.layout.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of tensor dims."""
+        return self.layout.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the global array."""
+        return self.layout.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the global array, one replica."""
+        return self.layout.nbytes
+
+    @property
+    def process_mesh(self) -> ProcessMesh:
+        """The mesh."""
+        return self.layout.mesh
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """One placement per mesh dim."""
+        return self.layout.placements
+
+    @property
+    def blocks(self) -> da.Array:
+        """The dask array behind it: a leading axis of chunk size 1 for each mesh dim that is not Shard, then the tensor dims."""
+        node = self._node
+        return da.Array(graph_of(node), node.name, node.layout.block_chunks, dtype=node.layout.dtype)
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("len() of a 0-d DTensor; use x.item() for its value")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    # -- Dask collection protocol -------------------------------------------------------------------------------------
+
+    @property
+    def dask(self) -> HighLevelGraph:
+        """The graph, lowered to one task per rank between exchanges."""
+        return graph_of(self._node)
+
+    @property
+    def name(self) -> str:
+        """First part of the keys of its blocks."""
+        return self._node.name
+
+    def __dask_graph__(self) -> HighLevelGraph:
+        return graph_of(self._node)
+
+    def __dask_layers__(self) -> tuple[str, ...]:
+        return (self._node.name,)
+
+    def __dask_keys__(self) -> list[tuple[Any, ...]]:
+        return block_keys(self._node)
+
+    def __dask_postcompute__(self) -> Any:
+        return gather, (self.layout,)
+
+    def __dask_postpersist__(self) -> Any:
+        return _rebuilt, (self.layout, self._node.world, self._node.name)
+
+    def __dask_tokenize__(self) -> Any:
+        return ("DTensor", self._node.name)
+
+    @property
+    def expr(self) -> HLGExpr:
+        """What Dask computes: all blocks when persisted, one replica when computed."""
+        return _OneReplica(
+            dsk=graph_of(self._node),
+            low_level_optimizer=self.__dask_optimize__,
+            output_keys=self.__dask_keys__(),
+            postcompute=self.__dask_postcompute__(),
+            primary=block_keys(self._node, self.layout.primary()),
+        )
+
+    def __reduce__(self) -> Any:
+        return DTensor, (self._node,)
+
+    def compute(self, **kwargs: Any) -> np.ndarray[Any, Any]:
+        """The global value as a NumPy array.
+
+        **Communication**: one replica travels to the client.
+
+        Raises
+        ------
+        MemoryError
+            The value would not fit a worker's memory limit.
+        """
+        refuse_beyond_memory(self.nbytes, f"gathering {self!r}")
+        return super().compute(**kwargs)  # type: ignore[no-any-return]
+
+    # -- moving -------------------------------------------------------------------------------------------------------
+
+    def reshard(self, placements: Any, mesh: ProcessMesh | None = None) -> DTensor:
+        """The same value in another layout; see `reshard`."""
+        return reshard(self, self.process_mesh if mesh is None else mesh, placements)
+
+    def explain(self) -> Plan:
+        """What computing this DTensor moves between ranks, before anything runs.
+
+        **Communication**: none.
+
+        Examples
+        --------
+        >>> import daskmesh as dm
+        >>> x = dm.zeros((4, 4), mesh=dm.init_mesh(2, ["x"]), placements=[dm.Shard(0)])
+        >>> x.reshard([dm.Shard(1)]).explain().total_bytes
+        64
+        """
+        return explained(self._node)
+
+    def local_value(self, rank: int) -> np.ndarray[Any, Any]:
+        """The local array of `rank` (the rank number, not its position), computed.
+
+        **Communication**: that rank's block travels to the client.
+
+        Raises
+        ------
+        ValueError
+            `rank` is not in the mesh.
+        """
+        node = self._node
+        coord = node.layout.mesh.coordinate(rank)
+        key = block_key(node, coord)
+        block = Delayed(key, graph_of(node), layer=node.name).compute()
+        return np.array(local_of(block, node.layout))
+
+    _local_value = local_value
+
+    def to_dask(self) -> da.Array:
+        """A dask array of the global value: Replicate axes dropped, Partial ones reduced, empty blocks left out.
+
+        **Communication**: none, unless a Partial has to be reduced.
+        """
+        x = self.reshard(reduced(self.placements)) if self.layout.partial_axes else self
+        return dask_array_of(x._node)
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("np.asarray(x, copy=False): a DTensor lives on workers; its value is always a copy")
+        value = self.compute()
+        return value if dtype is None else value.astype(dtype, copy=False)
+
+    def item(self, *index: Any) -> Any:
+        """The value of a one-element DTensor as a Python scalar; a Partial is reduced first.
+
+        **Communication**: one element, or its terms, travel to the client.
+        """
+        if index:
+            return self[index[0] if len(index) == 1 else index].item()
+        if self.size != 1:
+            raise ValueError(f"item() takes a DTensor of one element, this one has shape {self.shape}; use np.asarray(x)")
+        return self.compute().item()
+
+    def tolist(self) -> Any:
+        """The global value as nested lists.
+
+        **Communication**: one replica travels to the client.
+        """
+        return self.compute().tolist()
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ValueError(f"the truth value of a DTensor of shape {self.shape} is ambiguous; use np.any(x) or np.all(x)")
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu" or self.ndim:
+            raise TypeError(f"only a 0-d DTensor of integers can be an index, this one is {self.dtype} of shape {self.shape}")
+        return int(self.item())
+
+    # -- how it looks -------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return (
+            f"DTensor(shape={self.shape}, dtype={self.dtype}, placements={list(self.placements)}, "
+            f"mesh={self.process_mesh!r})"
+        )
+
+    def __str__(self) -> str:
+        return repr(self) if self.ndim else str(self.compute()[()])
+
+    def __format__(self, spec: str) -> str:
+        if self.ndim:
+            return format(repr(self), spec)
+        return format(self.compute()[()], spec)
+
+    def _repr_html_(self) -> str:
+        return draw.layout_html(self.layout)
+
+    # -- NumPy --------------------------------------------------------------------------------------------------------
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if kwargs.get("out") is not None:
+            raise TypeError(f"np.{ufunc.__name__}(out=...): a DTensor is not a buffer; write y = np.{ufunc.__name__}(...), or y += x")
+        if method not in UFUNC_METHODS:
+            raise TypeError(f"np.{ufunc.__name__}.{method} is not defined on DTensors; gather with np.asarray(x) to use NumPy's")
+        kwargs.pop("out", None)
+        return UFUNC_METHODS[method](ufunc, *inputs, **kwargs)
+
+    def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        if func not in FUNCTIONS:
+            name = f"{getattr(func, '__module__', 'numpy')}.{func.__name__}"
+            raise TypeError(f"{name} is not defined on DTensors; gather with np.asarray(x) first, or write a local_map")
+        return FUNCTIONS[func](*args, **kwargs)
+
+    def _rebind(self, value: Any) -> DTensor:
+        """Put another value behind this handle; shape, dtype and placements stay."""
+        layout = self.layout
+        if not isinstance(value, DTensor) or value.shape != layout.shape:
+            raise ValueError(f"cannot put a value of shape {np.shape(value)} into a DTensor of shape {layout.shape}")
+        if value.dtype != layout.dtype:
+            if not np.can_cast(value.dtype, layout.dtype, "same_kind"):
+                raise TypeError(f"cannot put {value.dtype} values into a DTensor of dtype {layout.dtype}; use x = x.astype(...)")
+            value = value.astype(layout.dtype)
+        self._node = moved(value._node, layout)
+        return self
+
+
+def _inplace(ufunc: np.ufunc) -> Callable[[DTensor, Any], DTensor]:
+    def update(self: DTensor, other: Any) -> DTensor:
+        return self._rebind(ufunc(self, other))
+
+    update.__name__ = f"__i{ufunc.__name__}__"
+    return update
+
+
+for _name, _ufunc in {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "matmul": np.matmul, "truediv": np.true_divide,
+    "floordiv": np.floor_divide, "mod": np.remainder, "pow": np.power, "lshift": np.left_shift, "rshift": np.right_shift,
+    "and": np.bitwise_and, "xor": np.bitwise_xor, "or": np.bitwise_or,
+}.items():  # fmt: skip
+    setattr(DTensor, f"__i{_name}__", _inplace(_ufunc))
+
+
+def reshard(x: DTensor, mesh: ProcessMesh, placements: Any) -> DTensor:
+    """The same global value in another layout: any pair of layouts, another mesh, another number of ranks.
+
+    Parameters
+    ----------
+    x : DTensor, shape (n, ...)
+    mesh : ProcessMesh
+        Target mesh.
+    placements : sequence of Placement or mapping
+        Target placements.
+
+    Returns
+    -------
+    DTensor, shape (n, ...)
+
+    Notes
+    -----
+    **Communication**: each rank loads exactly the views that it lacks; ``reshard(...).explain()`` gives the bytes.
+
+    Raises
+    ------
+    PlacementError
+        Placements that do not fit mesh or shape.
+    TypeError
+        A value that is not bool would become Partial('any') or Partial('all').
+    MemoryError
+        A rank's share would not fit its worker's memory limit.
+
+    Examples
+    --------
+    >>> import daskmesh as dm
+    >>> mesh = dm.init_mesh(2, ["x"])
+    >>> x = dm.arange(4, mesh=mesh, placements=[dm.Shard(0)])
+    >>> dm.reshard(x, mesh, [dm.Replicate()]).local_value(1)
+    array([0, 1, 2, 3])
+    """
+    if not isinstance(x, DTensor):
+        raise TypeError(f"reshard(x, ...): expected a DTensor, got {type(x).__name__}; use shard_tensor(x, mesh, placements)")
+    target = make_layout(mesh, placements, x.shape, x.dtype)
+    if target.replace(chunks=x.layout.chunks).placements == x.placements and mesh.shape == x.process_mesh.shape:
+        target = target.replace(chunks=x.layout.chunks)  # uneven sizes stay where the cut stays
+    return DTensor(moved(x._node, target))
+
+
+def unshard_dtensor(x: DTensor) -> np.ndarray[Any, Any]:
+    """The global value as a writable NumPy array.
+
+    **Communication**: one replica travels to the client.
+
+    Examples
+    --------
+    >>> import daskmesh as dm
+    >>> dm.unshard_dtensor(dm.ones(3, mesh=dm.init_mesh(2, ["x"]), placements=[dm.Shard(0)]))
+    array([1., 1., 1.])
+    """
+    if not isinstance(x, DTensor):
+        raise TypeError(f"unshard_dtensor(x): expected a DTensor, got {type(x).__name__}")
+    return x.compute()
+
+
+def dtensor_to_local(x: DTensor) -> list[da.Array]:
+    """The local arrays as lazy dask arrays of one chunk each, in row-major mesh order.
+
+    **Communication**: none; the chunks stay pinned to their ranks.
+
+    Examples
+    --------
+    >>> import daskmesh as dm
+    >>> x = dm.arange(5, mesh=dm.init_mesh(2, ["x"]), placements=[dm.Shard(0)])
+    >>> [a.shape for a in dm.dtensor_to_local(x)]
+    [(3,), (2,)]
+    """
+    if not isinstance(x, DTensor):
+        raise TypeError(f"dtensor_to_local(x): expected a DTensor, got {type(x).__name__}")
+    return local_arrays_of(x._node)
+
+
+def _rebuilt(dsk: Any, layout: Layout, world: str, name: str, *, rename: dict[str, str] | None = None) -> DTensor:
+    name = (rename or {}).get(name, name)
+    if not isinstance(dsk, HighLevelGraph):
+        dsk = HighLevelGraph.from_collections(name, dsk, dependencies=())
+    return DTensor(Source(layout, world, name, dsk))

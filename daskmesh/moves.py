@@ -1,0 +1,131 @@
+"""Moving and exporting recorded arrays: another layout, what that costs, the blocks as plain dask arrays.
+
+These work on nodes; `dtensor` wraps them for people.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import dask.array as da
+from distributed import default_client
+
+from daskmesh import config
+from daskmesh.exchange import Exchange, exchanged
+from daskmesh.graph import Layer, Made, Node, graph_of, local_of, rank_tasks
+from daskmesh.layout import Coord, Layout
+from daskmesh.placement import Partial, Placement, Replicate
+from daskmesh.plan import Plan, format_bytes, make_plan
+from daskmesh.world import world_for
+
+__all__ = ["dask_array_of", "explained", "local_arrays_of", "moved", "reduced", "refuse_beyond_memory"]
+
+
+def moved(node: Node, target: Layout, reason: str = "") -> Node:
+    """A node in another layout of the same shape and dtype; the node itself if it has it already.
+
+    Raises
+    ------
+    ValueError
+        The node belongs to a world that is not the current one, and the target is another mesh.
+    MemoryError
+        A rank's share would not fit its worker's memory limit.
+    """
+    source = node.layout
+    if source == target:
+        return node
+    if source.mesh != target.mesh and world_for(target.mesh).id != node.world:
+        raise ValueError(
+            f"an array on {source.mesh!r} belongs to another world than {target.mesh!r}; "
+            f"call reshard where it was made, or publish its result"
+        )
+    same = (source.mesh.process_ids, source.mesh.shape) == (target.mesh.process_ids, target.mesh.shape)
+    if same and source.placements == target.placements and source.chunks == target.chunks:
+        # Only the names of the mesh differ: the keys are shared, nothing moves.
+        return Made(target, node.world, node.as_boundary().layer)
+    plan = make_plan(source, target, config.nbytes("two-stage-bytes"))
+    share = math.prod(max(c) for c in target.chunks) * target.dtype.itemsize
+    refuse_beyond_memory(share, f"resharding {source.shape} {source.dtype} to {list(target.placements)}")
+    return exchanged(node, plan, reason)
+
+
+def explained(node: Node) -> Plan:
+    """The exchanges behind a node as one plan, in the order in which they were recorded."""
+    seen: set[int] = set()
+    moves: list[Exchange] = []
+    stack: list[tuple[Node, bool]] = [(node, False)]
+    while stack:
+        n, done = stack.pop()
+        if done and isinstance(n, Exchange):
+            moves.append(n)
+        elif not done and id(n) not in seen:
+            seen.add(id(n))
+            stack.append((n, True))
+            stack.extend((p, False) for p in reversed(n.parents()))
+    if not moves:
+        return Plan(node.layout, node.layout, (), "nothing moves")
+    reason = "; ".join(dict.fromkeys(m.reason for m in moves))
+    return Plan(moves[0].stage.source, node.layout, tuple(m.stage for m in moves), reason)
+
+
+def refuse_beyond_memory(nbytes: int, what: str) -> None:
+    """Raise MemoryError before something runs that no worker could hold; `nbytes` is what one worker would have to hold."""
+    if nbytes < 2**24:  # asking the scheduler costs more than it could save
+        return
+    try:
+        client = default_client()
+    except ValueError:
+        return
+    if client.asynchronous:
+        return
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    limits = [w["memory_limit"] for w in workers if w["memory_limit"]]
+    if limits and nbytes > min(limits):
+        raise MemoryError(
+            f"{what} takes {format_bytes(nbytes)} on one worker, whose memory limit is {format_bytes(min(limits))}; "
+            f"keep it sharded, or reduce it first"
+        )
+
+
+def reduced(placements: Sequence[Placement]) -> list[Placement]:
+    """The placements with every Partial made Replicate."""
+    return [Replicate() if isinstance(p, Partial) else p for p in placements]
+
+
+def dask_array_of(node: Node) -> da.Array:
+    """The global value of a node without Partial dims as a dask array: one replica, empty blocks left out."""
+    layout = node.layout
+    name = "to-dask-" + node.name
+    pinned = rank_tasks(layout, node.world, name, _local_at, (layout,), (node,))
+    filled = [[i for i, k in enumerate(c) if k] or [0] for c in layout.chunks]
+    place = [{i: at for at, i in enumerate(f)} for f in filled]
+    tasks = {}
+    for coord in layout.primary():
+        parts = layout.part_index(coord)
+        if all(i in p for i, p in zip(parts, place, strict=True)):
+            key = (name, *(p[i] for i, p in zip(parts, place, strict=True)))
+            tasks[key] = pinned[name, *layout.block_index(coord)].substitute({}, key=key)
+    chunks = tuple(tuple(c[i] for i in f) for c, f in zip(layout.chunks, filled, strict=True))
+    graph = graph_of(Made(layout, node.world, Layer(name, tasks, (node,))))
+    return da.Array(graph, name, chunks, dtype=layout.dtype)
+
+
+def local_arrays_of(node: Node) -> list[da.Array]:
+    """The local arrays as dask arrays of one chunk each, in mesh order; the chunks stay pinned."""
+    layout = node.layout
+    name = "local-" + node.name
+    pinned = rank_tasks(layout, node.world, name, _local_at, (layout,), (node,))
+    arrays = []
+    for coord in layout.coords():
+        mine = f"{name}-{layout.mesh.rank_at(coord)}"
+        key = (mine, *(0,) * layout.ndim)
+        task = pinned[name, *layout.block_index(coord)].substitute({}, key=key)
+        graph = graph_of(Made(layout, node.world, Layer(mine, {key: task}, (node,))))
+        arrays.append(da.Array(graph, mine, tuple((n,) for n in layout.local_shape(coord)), dtype=layout.dtype))
+    return arrays
+
+
+def _local_at(layout: Layout, coord: Coord, block: Any) -> Any:
+    return local_of(block, layout)
