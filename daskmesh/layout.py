@@ -1,14 +1,14 @@
 """Layouts: which box of the global array every rank of a mesh holds.
 
-A layout is a value: mesh, one placement per mesh dim, global shape, dtype, and the sizes of the parts of every tensor dim.
-The parts of a tensor dim are numbered by the coordinates of the mesh dims that shard it, in mesh order::
+A layout is a value: mesh, one placement per mesh dim, global shape, dtype, and the sizes of the parts of every tensor
+dim. The parts of a tensor dim are numbered by the coordinates of the mesh dims that shard it, in mesh order::
 
     mesh (2, 2) "x", "y";  shape (5,);  [Shard(0), Shard(0)]
 
     x splits first      0 1 2 | 3 4        ceil(5 / 2) = 3
     y splits each part  0 1|2 | 3|4        part (i, j) is number 2 * i + j;  chunks[0] == (2, 1, 1, 1)
 
-The *blocks* of a layout have one leading axis of chunk size 1 for each mesh dim that is not Shard, then the tensor dims, so that
+The *blocks* of a layout have one leading axis of chunk size 1 per mesh dim that is not Shard, then the tensor dims:
 the block grid is the mesh: block index <-> coordinate <-> rank.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -205,7 +206,7 @@ def make_layout(
     >>> make_layout(dm.init_mesh(4, ["x"]), [dm.Shard(-1)], (2, 5), "f8").chunks
     ((2,), (2, 2, 1, 0))
     """
-    sizes = tuple(int(n) for n in shape)
+    sizes = tuple(operator.index(n) for n in shape)
     if sizes and min(sizes) < 0:
         raise ValueError(f"a shape has no negative sizes, got {sizes}")
     placed = normalise_placements(placements, mesh, len(sizes))
@@ -229,13 +230,15 @@ def _ruled(mesh: ProcessMesh, placements: tuple[Placement, ...], shape: Coord, d
 
 def _checked_chunks(layout: Layout, chunks: Sequence[Sequence[int] | None]) -> Chunks:
     if len(chunks) != layout.ndim:
-        raise PlacementError(f"part sizes for {len(chunks)} tensor dims were given, the shape {layout.shape} has {layout.ndim}")
+        raise PlacementError(
+            f"part sizes for {len(chunks)} tensor dims were given, the shape {layout.shape} has {layout.ndim}"
+        )
     out = []
     for d, given in enumerate(chunks):
         if given is None:
             out.append(layout.chunks[d])
             continue
-        sizes = tuple(int(n) for n in given)
+        sizes = tuple(operator.index(n) for n in given)
         want = len(layout.chunks[d])
         names = [layout.mesh.dim_names[m] for m in layout.shard_axes[d]]
         if len(sizes) != want or sum(sizes) != layout.shape[d] or min(sizes) < 0:
@@ -258,7 +261,9 @@ def normalise_placements(placements: Any, mesh: ProcessMesh, ndim: int | None) -
     (Replicate(), Shard(1))
     """
     if not isinstance(mesh, ProcessMesh):
-        raise TypeError(f"mesh: expected a ProcessMesh, got {type(mesh).__name__} {mesh!r}; write dm.ProcessMesh([0, 1])")
+        raise TypeError(
+            f"mesh: expected a ProcessMesh, got {type(mesh).__name__} {mesh!r}; write dm.ProcessMesh([0, 1])"
+        )
     if type(placements) is tuple and len(placements) == mesh.ndim and all(map(_settled, placements)):
         given: list[Any] = list(placements)
     elif isinstance(placements, Mapping):
@@ -268,13 +273,13 @@ def normalise_placements(placements: Any, mesh: ProcessMesh, ndim: int | None) -
     else:
         shown = f"[{placements!r}]" if isinstance(placements, Placement) else "[Shard(0)]"
         raise TypeError(
-            f"placements: expected one placement per mesh dim {list(mesh.dim_names)}, as a sequence or a mapping by name, "
-            f"got {placements!r}; write {shown}"
+            f"placements: expected one placement per mesh dim {list(mesh.dim_names)}, as a sequence or a mapping by "
+            f"name, got {placements!r}; write {shown}"
         )
     if len(given) > mesh.ndim:
         raise PlacementError(
-            f"{len(given)} placements {given} for a mesh of {mesh.ndim} dim(s) {list(mesh.dim_names)} of sizes {mesh.shape}; "
-            f"give at most {mesh.ndim}"
+            f"{len(given)} placements {given} for a mesh of {mesh.ndim} dim(s) {list(mesh.dim_names)} of sizes "
+            f"{mesh.shape}; give at most {mesh.ndim}"
         )
     given += [Replicate()] * (mesh.ndim - len(given))
     return tuple(_placed(p, m, mesh, ndim) for m, p in enumerate(given))

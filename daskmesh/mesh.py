@@ -118,9 +118,17 @@ class ProcessMesh:
             raise ValueError(f"rank {rank} is not in {self!r}; its ranks are {list(self._ids)}") from None
 
     def rank_at(self, coord: Sequence[int]) -> int:
-        """The rank at a coordinate."""
+        """The rank at a coordinate.
+
+        Raises
+        ------
+        IndexError
+            The coordinate lies outside the mesh.
+        """
         flat = 0
         for i, n in zip(coord, self._shape, strict=True):
+            if not 0 <= i < n:
+                raise IndexError(f"coordinate {tuple(coord)} lies outside a mesh of shape {self._shape}")
             flat = flat * n + i
         return self._ids[flat]
 
@@ -167,9 +175,12 @@ class ProcessMesh:
         moved = ProcessMesh(np.moveaxis(self.mesh, axis, 0), names)
         if index is None:
             return moved
-        if self.ndim == 1:
-            return ProcessMesh([moved.process_ids[index]], names)
-        return moved[index]
+        if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+            raise TypeError(f"get_mesh_with_dim(index) takes an int, got {index!r}; write mesh[...] for a slice")
+        size = moved.shape[0]
+        if not -size <= index < size:
+            raise IndexError(f"get_mesh_with_dim: index {index} is outside mesh dim {dim_name!r} of size {size}")
+        return ProcessMesh([moved.process_ids[index]], names) if self.ndim == 1 else moved[index]
 
     def get_submesh_with_dim(self, dim_name: str | Sequence[str]) -> ProcessMesh:
         """The mesh along the named dims that holds the calling rank; inside a region.
@@ -200,10 +211,10 @@ class ProcessMesh:
         if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(i, str) for i in index)):
             return self.get_submesh_with_dim(index)
         parts = index if isinstance(index, tuple) else (index,)
-        if Ellipsis in parts:
-            at = parts.index(Ellipsis)
+        if any(i is Ellipsis for i in parts):
+            at = [i is Ellipsis for i in parts].index(True)
             parts = parts[:at] + (slice(None),) * (self.ndim - len(parts) + 1) + parts[at + 1 :]
-        if not all(isinstance(i, (int, np.integer, slice)) for i in parts):
+        if any(isinstance(i, bool) or not isinstance(i, (int, np.integer, slice)) for i in parts):
             raise TypeError(f"a mesh is indexed by ints, slices and dim names, got {index!r}")
         if len(parts) > self.ndim:
             raise IndexError(f"too many indices for a mesh of {self.ndim} dims {list(self._names)}: {index!r}")

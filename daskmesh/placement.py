@@ -108,7 +108,7 @@ class Replicate(_Predicates):
         return "Replicate()"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Partial(_Predicates):
     """Hold terms; the value is their reduction over the mesh dim.
 
@@ -124,17 +124,15 @@ class Partial(_Predicates):
     (Partial('sum'), True)
     """
 
-    reduce_type: ReduceType = ReduceType.kRedSum
+    reduce_type: ReduceType
 
-    def __post_init__(self) -> None:
-        if isinstance(self.reduce_type, ReduceType):
-            return
+    def __init__(self, reduce_type: ReduceType | str = ReduceType.kRedSum) -> None:
         names = [t.value for t in ReduceType]
-        if not isinstance(self.reduce_type, str):
-            raise TypeError(f"Partial(reduce_type) takes a ReduceType or one of {names}, got {self.reduce_type!r}")
-        if self.reduce_type not in names:
-            raise PlacementError(f"Partial({self.reduce_type!r}): unknown reduce type; known: {', '.join(names)}")
-        object.__setattr__(self, "reduce_type", ReduceType(self.reduce_type))
+        if not isinstance(reduce_type, (ReduceType, str)):
+            raise TypeError(f"Partial(reduce_type) takes a ReduceType or one of {names}, got {reduce_type!r}")
+        if isinstance(reduce_type, str) and reduce_type not in names:
+            raise PlacementError(f"Partial({reduce_type!r}): unknown reduce type; known: {', '.join(names)}")
+        object.__setattr__(self, "reduce_type", ReduceType(reduce_type))
 
     @property
     def op(self) -> str:
@@ -152,8 +150,9 @@ class Reduction(NamedTuple):
     """One row of the reduction table.
 
     ``copies``: placing a value keeps a copy on every coordinate; otherwise coordinate 0 holds the value and the others
-    the neutral element. ``begin(x, n)`` makes the state of a fold of ``n`` terms from the first one (fresh arrays that the
-    fold may overwrite), ``add(state, x, n)`` takes the next term, ``end(state, n)`` gives the value in the dtype given.
+    the neutral element. ``begin(x, n)`` makes the state of a fold of ``n`` terms from the first one (a fresh, writable
+    array, which the fold may overwrite with its result), ``add(state, x, n)`` takes the next term, ``end(state, n)``
+    gives the value in the dtype given. Later terms are only read.
     """
 
     op: str
@@ -164,10 +163,10 @@ class Reduction(NamedTuple):
     end: Callable[[Any, int], Array]
 
     def fold(self, terms: Iterable[Array], n: int) -> Array:
-        """Reduce `n` terms in the order given; the same order gives the same bits."""
+        """Reduce `n` terms in the order given, over the first one; the same order gives the same bits."""
         state: Any = None
         for i, x in enumerate(terms):
-            state = self.begin(x, n) if i == 0 else self.add(state, x, n)
+            state = self.add(state, x, n) if i else self.begin(x, n)
         return self.end(state, n)
 
 
@@ -184,6 +183,8 @@ def _lowest(dtype: np.dtype[Any]) -> Any:
         return dtype.type(np.iinfo(dtype).min)
     if dtype.kind == "c":
         return dtype.type(complex(-np.inf, -np.inf))
+    if dtype.kind in "mM":  # the lowest number is NaT, which wins every comparison
+        return np.int64(np.iinfo(np.int64).min + 1).view(dtype)
     return dtype.type(-np.inf) if dtype.kind == "f" else _zero(dtype)
 
 
@@ -192,6 +193,8 @@ def _highest(dtype: np.dtype[Any]) -> Any:
         return dtype.type(np.iinfo(dtype).max)
     if dtype.kind == "c":
         return dtype.type(complex(np.inf, np.inf))
+    if dtype.kind in "mM":
+        return np.int64(np.iinfo(np.int64).max).view(dtype)
     return dtype.type(np.inf) if dtype.kind == "f" else _one(dtype)
 
 
@@ -200,10 +203,10 @@ def _keep(x: Array, n: int) -> Array:
 
 
 def _by(ufunc: np.ufunc) -> dict[str, Callable[..., Any]]:
-    """Fold by a ufunc that keeps the dtype, in place of the first term."""
+    """Fold by a ufunc that keeps the dtype, in place of the first term (a NumPy scalar has no place)."""
 
     def add(state: Array, x: Array, n: int) -> Array:
-        return ufunc(state, x, out=state) if getattr(state, "ndim", 0) else ufunc(state, x)
+        return ufunc(state, x) if isinstance(state, np.generic) else ufunc(state, x, out=state)
 
     return {"begin": _keep, "add": add, "end": _keep}
 
@@ -227,23 +230,24 @@ def _divided(x: Array, n: int) -> Any:
     """Floats: x / n. Integers: floor quotient and remainder, so that the sum is never formed."""
     if x.dtype.kind in "fc":
         return (x / x.dtype.type(n)).astype(x.dtype, copy=False)
-    wide = x if x.dtype == np.uint64 else x.astype(np.int64)
+    wide = x.astype(np.uint64 if x.dtype.kind == "u" else np.int64)
     return (*np.divmod(wide, wide.dtype.type(n)), x.dtype)
 
 
 def _add_divided(state: Any, x: Array, n: int) -> Any:
     term = _divided(x, n)
     if not isinstance(term, tuple):
-        return state + term
-    return state[0] + term[0], state[1] + term[1], state[2]
+        return np.add(state, term)
+    return np.add(state[0], term[0]), np.add(state[1], term[1]), state[2]
 
 
 def _end_divided(state: Any, n: int) -> Array:
     if not isinstance(state, tuple):
         return state
     quotient, remainder, dtype = state
-    with np.errstate(over="ignore"):
-        floor = quotient + remainder // remainder.dtype.type(n)
+    # The floor quotients of terms near the lowest integer may wrap; the remainders bring the sum back. Ufuncs on
+    # integers wrap silently, operators on NumPy scalars warn.
+    floor = np.add(quotient, remainder // remainder.dtype.type(n))
     inexact = remainder % remainder.dtype.type(n) != 0
     return (floor + ((floor < 0) & inexact).astype(floor.dtype)).astype(dtype)
 

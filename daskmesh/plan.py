@@ -1,7 +1,7 @@
 """Plans: a redistribution as view loads, known in bytes before anything runs.
 
-Every pair of layouts is served by one construction, box intersection. The rank at target coordinate q needs its target box.
-Along every tensor dim it meets a run of source parts; the product of these runs tiles the box, one view each::
+Every pair of layouts is served by one construction, box intersection. The rank at target coordinate q needs its target
+box. Along every tensor dim it meets a run of source parts; the product of these runs tiles the box, one view each::
 
     mesh (2,) "x", shape (4, 4)          rank 0 target          loads of rank 0
     [Shard(0)] -> [Shard(1)]             . . | | |              rank 0 [0:2, 0:2] -> [0:2, :]   its own, no bytes
@@ -10,10 +10,14 @@ Along every tensor dim it meets a run of source parts; the product of these runs
         1 1 1 1        0 0 1 1           1 1
         1 1 1 1        0 0 1 1           1 1
 
-Where the source is Replicate the rank reads the replica that shares its own coordinate (its own block, when that covers the box).
-Where the source is Partial it reads all terms and folds them, mesh dim 0 first. A mesh dim that is the same Partial on both sides
-keeps its terms apart, if its reduction commutes with those that are folded. Where the target is a new Partial, coordinate 0 holds the
-value and the others the neutral element, or all hold a copy, as the reduction table says.
+Where the source is Replicate the rank reads the replica that shares its own coordinate (its own block, when that covers
+the box). Where the source is Partial it reads all terms and folds them, mesh dim 0 first. A mesh dim that is the same
+Partial on both sides keeps its terms apart, if its reduction commutes with those that are folded. Where the target is a
+new Partial, coordinate 0 holds the value and the others the neutral element, or all hold a copy, as the reduction table
+says.
+
+Large terms that become replicas take two stages: reduce-scatter, then all-gather. The layout in the middle cuts one tensor
+dim over the mesh dims that are folded, inside the parts that there are already, so that each element is folded once.
 """
 
 from __future__ import annotations
@@ -76,8 +80,9 @@ class Stage:
     def _commute(self, m: int, d: int) -> bool:
         """Whether folding mesh dim `d` before `m` gives the value that the order m, d defines."""
         ops = {_op(self.source, m), _op(self.source, d)}
-        exact = self.source.dtype.kind in "fc"
-        return ops <= {"sum", "avg"} and exact or (len(ops) == 1 and (exact or "avg" not in ops))
+        if self.source.dtype.kind in "fc" and ops <= {"sum", "avg"}:
+            return True
+        return len(ops) == 1 and "avg" not in ops  # integer averages truncate
 
     @cached_property
     def folded(self) -> tuple[int, ...]:
@@ -228,7 +233,8 @@ class Plan:
     def __str__(self) -> str:
         busiest = max(self.received.values(), default=0)
         lines = [
-            f"{self.source.dtype} {self.source.shape}: {list(self.source.placements)} -> {list(self.target.placements)}",
+            f"{self.source.dtype} {self.source.shape}: "
+            f"{list(self.source.placements)} -> {list(self.target.placements)}",
             f"moves {format_bytes(self.total_bytes)} in {len(self.stages)} stage{'s' * (len(self.stages) != 1)}, "
             f"at most {format_bytes(busiest)} to one rank ({self.reason})",
         ]
@@ -261,54 +267,68 @@ def make_plan(source: Layout, target: Layout, two_stage_bytes: int = 2**20) -> P
     """
     if source.shape != target.shape or source.dtype != target.dtype:
         raise ValueError(
-            f"a redistribution keeps shape and dtype: {source.shape} {source.dtype} cannot become {target.shape} {target.dtype}"
+            f"a redistribution keeps shape and dtype: {source.shape} {source.dtype} cannot become "
+            f"{target.shape} {target.dtype}"
         )
     direct = Stage(source, target)
     for m in target.partial_axes:
         if m not in direct.kept and _op(target, m) in ("any", "all") and target.dtype != np.bool_:
             raise TypeError(
-                f"cannot place {target.dtype} values as {target.placements[m]!r} on mesh dim {target.mesh.dim_names[m]!r}: "
-                f"it would change them to 0 and 1; place x != 0 instead"
+                f"cannot place {target.dtype} values as {target.placements[m]!r} on mesh dim "
+                f"{target.mesh.dim_names[m]!r}: it would change them to 0 and 1; place x != 0 instead"
             )
-    one = Plan(source, target, (direct,), _one_stage_reason(direct))
-    held = max((math.prod(source.local_shape(c)) for c in source.coords()), default=0) * source.dtype.itemsize
-    if not direct.folded or not source.ndim or held <= two_stage_bytes:
-        return one
-    middle = _scattered(source, direct.folded)
-    first, second = Stage(source, middle), Stage(middle, target)
-    total = first.total_bytes + second.total_bytes
+    if not direct.folded:
+        return Plan(source, target, (direct,), "each rank loads the views it lacks")
+    how = f"each rank loads the {direct.terms} terms of what it needs and folds them"
+    held = max(math.prod(source.local_shape(c)) for c in source.coords()) * source.dtype.itemsize
+    limit = f"two-stage-bytes {format_bytes(two_stage_bytes)}"
+    if held <= two_stage_bytes:
+        return Plan(source, target, (direct,), f"{how}: a rank holds {format_bytes(held)}, no more than {limit}")
+    middle = _scattered(direct)
+    stages = () if middle is None else (Stage(source, middle), Stage(middle, target))
+    total = sum(s.total_bytes for s in stages)
     replicas = any(isinstance(p, Replicate) for p in target.placements)
-    if total > one.total_bytes or (total == one.total_bytes and not replicas):
-        return one
+    if not stages or total > direct.total_bytes or (total == direct.total_bytes and not replicas):
+        return Plan(source, target, (direct,), f"{how}: two stages would not move less")
     reason = (
-        f"reduce-scatter, then all-gather: a rank holds {format_bytes(held)}, more than two-stage-bytes "
-        f"{format_bytes(two_stage_bytes)}; in one stage {format_bytes(one.total_bytes)} would move"
+        f"reduce-scatter, then all-gather: a rank holds {format_bytes(held)}, more than {limit}; "
+        f"in one stage {format_bytes(direct.total_bytes)} would move"
     )
-    return Plan(source, target, (first, second), reason)
+    return Plan(source, target, stages, reason)
 
 
-def _one_stage_reason(stage: Stage) -> str:
-    if not stage.folded:
-        return "each rank loads the views it lacks"
-    return f"each rank loads the {stage.terms} terms of what it needs and folds them"
+def _scattered(stage: Stage) -> Layout | None:
+    """The source of a stage with its folded mesh dims cutting one tensor dim, within the parts that there are.
 
-
-def _scattered(source: Layout, folded: tuple[int, ...]) -> Layout:
-    """The source with its folded mesh dims cutting the longest tensor dim, within the parts that there are.
-
-    Mesh order is split order: where a later mesh dim cuts that tensor dim already, the mesh is transposed to put the
-    folded dims last.
+    Best is a tensor dim that the target cuts over these mesh dims, and cut in the target's order, so that much of what a
+    rank folds stays with it; else the longest. Mesh order is split order: another order is a transposed mesh. Terms that
+    are kept apart pin the mesh dims to their places; None where that leaves no tensor dim to cut.
     """
-    longest = max(range(source.ndim), key=lambda d: max(source.chunks[d]))
+    source, target, folded = stage.source, stage.target, stage.folded
+    same = (source.mesh.shape, source.mesh.process_ids) == (target.mesh.shape, target.mesh.process_ids)
+    in_place = [d for d, axes in enumerate(source.shard_axes) if all(m < min(folded) for m in axes)]
+    dims = in_place if stage.kept else range(source.ndim)
+    if not dims:
+        return None
+
+    def worth(d: int) -> tuple[bool, int]:
+        longest = max(source.chunks[d])
+        return same and longest >= stage.terms and any(m in folded for m in target.shard_axes[d]), longest
+
+    dim = max(dims, key=worth)
     order = list(range(source.mesh.ndim))
-    if any(m > min(folded) for m in source.shard_axes[longest]):
-        order = [m for m in order if m not in folded] + list(folded)
+    if not stage.kept:
+        ahead = [m for m in folded if same and m in target.shard_axes[dim]]
+        cuts = [*source.shard_axes[dim], *ahead, *(m for m in folded if m not in ahead)]
+        if cuts != sorted(cuts):
+            order = [m for m in order if m not in cuts] + cuts
     mesh = ProcessMesh(source.mesh.mesh.transpose(order), [source.mesh.dim_names[m] for m in order])
-    placements = tuple(Shard(longest) if m in folded else source.placements[m] for m in order)
-    parts = source.chunks[longest]
-    for m in folded:
-        parts = tuple(itertools.chain.from_iterable(split_sizes(k, source.mesh.shape[m]) for k in parts))
-    chunks = (*source.chunks[:longest], parts, *source.chunks[longest + 1 :])
+    parts = source.chunks[dim]
+    for m in order:
+        if m in folded:
+            parts = tuple(itertools.chain.from_iterable(split_sizes(k, source.mesh.shape[m]) for k in parts))
+    chunks = (*source.chunks[:dim], parts, *source.chunks[dim + 1 :])
+    placements = tuple(Shard(dim) if m in folded else source.placements[m] for m in order)
     return Layout(mesh, placements, source.shape, source.dtype, chunks)
 
 
