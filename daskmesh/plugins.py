@@ -27,6 +27,7 @@ from distributed.protocol.pickle import dumps
 from daskmesh import config
 from daskmesh.pins import Table, WorkerId
 from daskmesh.tasks import RankTask, TicketTask
+from daskmesh.tickets import TicketBook
 from daskmesh.transport import release, setup_worker, teardown_worker
 
 if TYPE_CHECKING:
@@ -88,10 +89,11 @@ class RankPlugin(SchedulerPlugin):
         scheduler.add_plugin(self, name=self.name, idempotent=True)
         self.scheduler = scheduler
         self.ready = asyncio.Event()
-        self.born: dict[Any, str] = {}
+        self.tickets = TicketBook(scheduler)
         self._timers: set[asyncio.TimerHandle] = set()
-        for handler in (self.create_world, self.grow_world, self.world_table, self.forget_world, self.ticket_lost):
+        for handler in (self.create_world, self.grow_world, self.world_table, self.forget_world):
             self.handle(handler.__name__, handler)
+        self.handle("ticket_lost", self.tickets.ticket_lost)
         for service in self._service_types:
             service().install(self)
         self._replace_replica_policy()
@@ -156,9 +158,7 @@ class RankPlugin(SchedulerPlugin):
             raise RuntimeError(f"this scheduler has no world {world}; call init_parallel_env()") from None
 
     def _drop_orphans(self) -> None:
-        gone = {
-            id_ for id_, table in self.worlds.items() if table.released or table.client not in self.scheduler.clients
-        }
+        gone = {id_ for id_, table in self.worlds.items() if table.released or table.client not in self.scheduler.clients}
         if gone:
             specs = (task.run_spec for task in self.scheduler.tasks.values())
             gone -= {spec.world for spec in specs if isinstance(spec, RankTask)}
@@ -171,7 +171,7 @@ class RankPlugin(SchedulerPlugin):
 
     def restart(self, scheduler: Scheduler) -> None:
         """All tasks were forgotten; workers come back one by one."""
-        self.born.clear()
+        self.tickets.restart()
         self._drop_orphans()
 
     # -- pins ------------------------------------------------------------------------------------------------------
@@ -207,8 +207,7 @@ class RankPlugin(SchedulerPlugin):
         for table in self.worlds.values():
             if table.leave(worker, monotonic()):
                 self._fold_later(table)
-        # By birthplace, not by rank: a rank that moved home has left tickets behind on the worker it was folded onto.
-        scheduler.transitions({key: "released" for key, at in self.born.items() if at == worker}, stimulus_id)
+        self.tickets.lose_worker(worker, stimulus_id)
         for listener in self.on_remove_worker:
             listener(worker, stimulus_id)
 
@@ -255,28 +254,14 @@ class RankPlugin(SchedulerPlugin):
     # -- tickets ---------------------------------------------------------------------------------------------------
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any) -> None:
-        """Note where each ticket is born."""
-        if finish == "memory":
-            task = self.scheduler.tasks[key]
-            if isinstance(task.run_spec, TicketTask):
-                self.born[key] = kwargs.get("worker") or next(iter(task.who_has or ())).address
-        elif start == "memory":
-            self.born.pop(key, None)
-
-    async def ticket_lost(self, key: Any, address: str) -> None:
-        """A reader found the ticket `key` of worker `address` dead: have it made again.
-
-        Covers the endings no hook sees, such as a copy that a retiring worker gave away before it dropped its own.
-        """
-        task = self.scheduler.tasks.get(key)
-        if task is not None and task.state == "memory" and self.born.get(key, address) == address:
-            self.scheduler.transitions({key: "released"}, f"daskmesh-ticket-lost-{monotonic()}")
+        """Keep the book of tickets."""
+        self.tickets.note(key, start, finish, kwargs.get("worker"))
 
     def owners(self, task: TaskState) -> set[str]:
         """Workers that keep their copy of a result: the birthplace of a ticket, the rank's worker of other results."""
         spec = task.run_spec
         if isinstance(spec, TicketTask):
-            return {self.born[task.key]} if task.key in self.born else set()
+            return {birthplace} if (birthplace := self.tickets.born.get(task.key)) else set()
         if isinstance(spec, RankTask) and spec.world in self.worlds:
             return self.worlds[spec.world].pin(spec.rank)
         return set()

@@ -20,15 +20,18 @@ FLOORS: list[tuple[int, str]] = [
     (0, "placement pen"),
     (0, "mesh"),
     (1, "layout"),
-    (2, "rules draw"),
-    (2, "plan"),
+    (2, "draw algebra"),
+    (2, "plan notation"),
+    (2, "rules"),
     (3, "config views segments"),
     (3, "vm links"),
     (3, "store"),
     (3, "fetch"),
+    (3, "reading"),
     (3, "transport"),
     (3, "symmetric"),
     (4, "tasks region pins"),
+    (4, "tickets"),
     (4, "plugins"),
     (4, "world"),
     (5, "graph"),
@@ -47,7 +50,7 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config store fetch transport links symmetric tasks plugins world region graph exchange dtensor creation mapping "
+    "config store fetch reading transport links symmetric tasks tickets plugins world region graph exchange dtensor creation mapping "
     "shmem collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
