@@ -31,7 +31,7 @@ MESSAGE_VIEWS = 64
 MESSAGES = 32  # under way at once, however small
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Load:
     """One view on its way: `out[...] = <the ticket's array>[index]`.
 

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 from distributed import Worker, get_worker
 
-from daskmesh import config
+from daskmesh import config, vm
 from daskmesh.fetch import Fetch, Load, view_handler
+from daskmesh.reading import read_all
 from daskmesh.store import (
     Ticket,
     TicketLost,
@@ -216,11 +217,18 @@ def load_all(jobs: Iterable[tuple[Ticket, Sequence[int | slice], Any]]) -> None:
     try:
         for item in by_road["same"]:
             _put(item.out, local_array(item.ticket)[(*item.index, ...)])
+        unreadable = read_all(by_road["vm"])
     except BaseException:
         if remote is not None:
             remote.stop()
             remote.finish(_put)
         raise
+    if remote is not None:
+        remote.finish(_put)
+    for item in unreadable:
+        by_road["vm"].remove(item)
+        by_road["rpc"].append(item)
+    remote = _start(worker, unreadable)
     if remote is not None:
         remote.finish(_put)
     for road, loads in by_road.items():
@@ -241,6 +249,8 @@ def _checked(ticket: Ticket, index: Sequence[int | slice], out: Any) -> Load:
             f"load: index {tuple(index)} of an exposed array {ticket.shape} selects {view_shape(item.index)}, "
             f"but out has shape {tuple(out.shape)}; pass out of the selected shape"
         )
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError(f"load: out {out.shape} is read-only; pass an array that can be written to")
     return item
 
 
@@ -252,7 +262,25 @@ def _road(item: Load, worker: Worker | None) -> str:
     elsewhere = worker is not None and ticket.address not in ("", worker.address)
     if same_process(ticket) and not (forced == "rpc" and elsewhere):
         return "same"
+    if forced == "rpc" or ticket.process is None or not _bytes_suffice(item):
+        return "rpc"
+    try:
+        reason = vm.refusal(ticket.process)
+    except vm.Gone as gone:
+        raise TicketLost(f"worker {ticket.address}, which held ticket {ticket.id} {ticket.shape}: {gone}") from gone
+    if forced in ("auto", "vm") and not reason:
+        return "vm"
+    if forced == "vm" and ticket.process.host == vm.this_process().host:
+        raise RuntimeError(
+            f"load: daskmesh.transport is 'vm', but the memory of worker {ticket.address} cannot be read: {reason}; "
+            "set daskmesh.transport to 'auto'"
+        )
     return "rpc"
+
+
+def _bytes_suffice(item: Load) -> bool:
+    """Whether moving the bytes of the view moves the view."""
+    return item.ticket.kind == "raw" and isinstance(item.out, np.ndarray) and item.out.dtype == item.ticket.dtype
 
 
 def _start(worker: Worker | None, loads: list[Load]) -> Fetch | None:
@@ -295,6 +323,8 @@ def setup_worker(worker: Worker) -> None:
     store = open_store(worker.address)
     worker.handlers["daskmesh_views"] = view_handler(store)
     worker.metrics["daskmesh"] = _metric
+    if config.get("transport") in ("auto", "vm"):
+        vm.allow_readers()
 
 
 def teardown_worker(worker: Worker) -> None:

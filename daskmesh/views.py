@@ -1,13 +1,17 @@
-"""Views of strided memory: which bytes an index selects."""
+"""Views of strided memory: which bytes an index selects, in runs and pieces. Addresses are plain integers here."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["Index", "normal_index", "view_shape"]
+import numpy as np
 
+__all__ = ["Index", "View", "addresses", "contiguous", "cut", "normal_index", "spanned", "view_of", "view_shape"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
 Index: TypeAlias = tuple[int | slice, ...]
 
 
@@ -56,3 +60,130 @@ def view_shape(index: Index) -> tuple[int, ...]:
     (2,)
     """
     return tuple(entry.stop - entry.start for entry in index if isinstance(entry, slice))
+
+
+@dataclass(slots=True)
+class View:
+    """A strided view of memory that is not ours, and the array it is to be written to, of the same shape.
+
+    Attributes
+    ----------
+    pointer : int
+        Address of the first element.
+    strides : tuple of int
+        Bytes from one element to the next, for each axis.
+    out : ndarray
+
+    Examples
+    --------
+    >>> View(4096, (24, 8), np.empty((2, 3))).nbytes
+    48
+    """
+
+    pointer: int
+    strides: tuple[int, ...]
+    out: Array
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to be written."""
+        return int(self.out.nbytes)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return int(self.out.itemsize)
+
+
+def view_of(pointer: int, strides: tuple[int, ...], index: Index, out: Array) -> View:
+    """What a normal index selects of the array at `pointer`, in the order of the memory.
+
+    Axes of one element are left out, axes that run backwards are turned round, and the axis with the longest stride comes
+    first, in memory and in `out` alike, so that what follows reads the memory from low to high addresses.
+
+    Examples
+    --------
+    >>> view = view_of(4096, (8, 32), (slice(1, 3), slice(0, 2)), np.empty((2, 2)))
+    >>> view.pointer, view.strides, view.out.strides
+    (4104, (32, 8), (8, 16))
+    """
+    kept = []
+    for entry, stride in zip(index, strides, strict=True):
+        pointer += stride * (entry.start if isinstance(entry, slice) else entry)
+        if isinstance(entry, slice):
+            kept.append(stride)
+    back = [axis for axis, stride in enumerate(kept) if stride < 0]
+    for axis in back:
+        pointer += kept[axis] * (out.shape[axis] - 1)
+    if back:
+        out = out[tuple(slice(None, None, -1) if axis in back else slice(None) for axis in range(out.ndim))]
+    axes = sorted((a for a in range(out.ndim) if out.shape[a] != 1), key=lambda axis: -abs(kept[axis]))
+    out = out[(*(slice(None) if n != 1 else 0 for n in out.shape), ...)]
+    renumbered = {axis: i for i, axis in enumerate(sorted(axes))}
+    return View(pointer, tuple(abs(kept[a]) for a in axes), out.transpose([renumbered[a] for a in axes]))
+
+
+def cut(view: View, limit: int) -> Iterator[View]:
+    """`view` in pieces of at most `limit` bytes (one element at least), cut along its first axes.
+
+    Examples
+    --------
+    >>> [piece.pointer for piece in cut(View(4096, (24, 8), np.empty((3, 3))), 48)]
+    [4096, 4144]
+    """
+    if view.nbytes <= limit or not view.strides:
+        yield view
+        return
+    rows = view.out.shape[0]
+    step = limit * rows // view.nbytes
+    if step == 0:
+        for at in range(rows):
+            yield from cut(View(view.pointer + at * view.strides[0], view.strides[1:], view.out[at, ...]), limit)
+        return
+    for at in range(0, rows, step):
+        yield View(view.pointer + at * view.strides[0], view.strides, view.out[at : at + step])
+
+
+def contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """How many leading axes are left when the last ones that lie in one run are taken together, and the run's bytes.
+
+    Examples
+    --------
+    >>> contiguous((4, 2, 3), (100, 24, 8), 8)
+    (1, 48)
+    """
+    length, outer = itemsize, len(shape)
+    while outer and strides[outer - 1] == length:
+        outer -= 1
+        length *= shape[outer]
+    return outer, length
+
+
+def addresses(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """Addresses of the elements of a view, in C order.
+
+    Examples
+    --------
+    >>> addresses(4096, (2, 2), (32, 8))
+    array([4096, 4104, 4128, 4136])
+    """
+    at = np.array([pointer], np.int64)
+    for extent, stride in zip(shape, strides, strict=True):
+        at = (at[:, None] + np.arange(extent, dtype=np.int64) * stride).reshape(-1)
+    return at
+
+
+def spanned(view: View, gap: int) -> tuple[int, int]:
+    """How many leading axes are left, and the bytes from the first to the last element of what follows, when axes whose
+    elements lie no more than `gap` bytes apart are read in one go.
+
+    Examples
+    --------
+    >>> spanned(View(4096, (4096, 16), np.empty((2, 3))), gap=8)
+    (1, 40)
+    """
+    extent, outer = view.itemsize, len(view.strides)
+    while outer and 0 <= view.strides[outer - 1] - extent <= gap:
+        outer -= 1
+        extent += view.strides[outer] * (view.out.shape[outer] - 1)
+    return outer, extent
