@@ -27,7 +27,7 @@ import numpy as np
 from daskmesh.mesh import ProcessMesh
 from daskmesh.placement import Partial, Placement, PlacementError, Replicate, Shard
 
-__all__ = ["Layout", "make_layout", "normalise_placements", "split_sizes"]
+__all__ = ["Layout", "layout_of_locals", "make_layout", "normalise_placements", "split_sizes"]
 
 Coord = tuple[int, ...]
 Box = tuple[slice, ...]
@@ -248,6 +248,53 @@ def _checked_chunks(layout: Layout, chunks: Sequence[Sequence[int] | None]) -> C
             )
         out.append(sizes)
     return tuple(out)
+
+
+def layout_of_locals(
+    mesh: ProcessMesh, placements: Any, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any], what: str = "the local arrays"
+) -> Layout:
+    """The layout that local arrays of real sizes make: the sizes of the parts of every tensor dim are summed.
+
+    Parameters
+    ----------
+    shapes, dtypes : sequence
+        One per rank, in row-major mesh order.
+
+    Raises
+    ------
+    ValueError
+        Two ranks that hold the same part of a tensor dim differ in its size, or ranks differ in dtype or number of dims.
+
+    Examples
+    --------
+    >>> import daskmesh as dm
+    >>> from daskmesh.layout import layout_of_locals
+    >>> layout_of_locals(dm.init_mesh(2, ["x"]), [dm.Shard(0)], [(2, 3), (1, 3)], ["f8", "f8"]).shape
+    (3, 3)
+    """
+    first, ranks = tuple(shapes[0]), mesh.process_ids
+    for rank, shape, dtype in zip(ranks, shapes, dtypes, strict=True):
+        if len(shape) != len(first) or np.dtype(dtype) != np.dtype(dtypes[0]):
+            raise ValueError(
+                f"{what} differ: rank {ranks[0]} has shape {first} and dtype {np.dtype(dtypes[0])}, "
+                f"rank {rank} has shape {tuple(shape)} and dtype {np.dtype(dtype)}"
+            )
+    frame = make_layout(mesh, placements, (0,) * len(first), dtypes[0])
+    sizes: list[dict[int, tuple[int, int]]] = [{} for _ in first]
+    for coord, rank, shape in zip(frame.coords(), ranks, shapes, strict=True):
+        for d, (i, n) in enumerate(zip(frame.part_index(coord), shape, strict=True)):
+            known, other = sizes[d].setdefault(i, (int(n), rank))
+            if known != n:
+                raise ValueError(
+                    f"{what} do not fit {list(frame.placements)}: ranks {other} and {rank} hold the same part of tensor dim "
+                    f"{d}, but have sizes {known} and {n} (shapes {_shape_of(other, mesh, shapes)} and {tuple(shape)})"
+                )
+    chunks = tuple(tuple(part[i][0] for i in range(len(part))) for part in sizes)
+    return frame.replace(shape=tuple(map(sum, chunks)), chunks=chunks)
+
+
+def _shape_of(rank: int, mesh: ProcessMesh, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(shapes[mesh.process_ids.index(rank)])
 
 
 def normalise_placements(placements: Any, mesh: ProcessMesh, ndim: int | None) -> tuple[Placement, ...]:

@@ -38,7 +38,7 @@ from daskmesh.mesh import ProcessMesh
 from daskmesh.pen import format_bytes
 from daskmesh.placement import Partial, Replicate, Shard, reduction
 
-__all__ = ["Load", "Plan", "Stage", "format_bytes", "make_plan"]
+__all__ = ["Load", "Plan", "Stage", "format_bytes", "make_plan", "neutral_op", "refuse_truth"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,7 @@ class Stage:
 
     def neutral_op(self, coord: Coord) -> str | None:
         """The reduction whose neutral element fills the target block at `coord`; None where it is loaded."""
-        off = [m for m in self.target.partial_axes if coord[m] and not reduction(_op(self.target, m)).copies]
-        return _op(self.target, off[0]) if any(m not in self.kept for m in off) else None
+        return neutral_op(self.target, coord, self.kept)
 
     def _base(self, rank: int, coord: Coord) -> list[int]:
         """The source coordinate that `rank` reads from, before parts and terms are chosen."""
@@ -271,12 +270,7 @@ def make_plan(source: Layout, target: Layout, two_stage_bytes: int = 2**20) -> P
             f"{target.shape} {target.dtype}"
         )
     direct = Stage(source, target)
-    for m in target.partial_axes:
-        if m not in direct.kept and _op(target, m) in ("any", "all") and target.dtype != np.bool_:
-            raise TypeError(
-                f"cannot place {target.dtype} values as {target.placements[m]!r} on mesh dim "
-                f"{target.mesh.dim_names[m]!r}: it would change them to 0 and 1; place x != 0 instead"
-            )
+    refuse_truth(target, direct.kept)
     if not direct.folded:
         return Plan(source, target, (direct,), "each rank loads the views it lacks")
     how = f"each rank loads the {direct.terms} terms of what it needs and folds them"
@@ -330,6 +324,25 @@ def _scattered(stage: Stage) -> Layout | None:
     chunks = (*source.chunks[:dim], parts, *source.chunks[dim + 1 :])
     placements = tuple(Shard(dim) if m in folded else source.placements[m] for m in order)
     return Layout(mesh, placements, source.shape, source.dtype, chunks)
+
+
+def neutral_op(layout: Layout, coord: Coord, kept: tuple[int, ...] = ()) -> str | None:
+    """Where a value is placed as `layout`: the reduction whose neutral element fills the block at `coord`, None for the value.
+
+    Mesh dims in `kept` hold terms already. The lowest mesh dim decides, since placing goes from the last to the first.
+    """
+    off = [m for m in layout.partial_axes if coord[m] and not reduction(_op(layout, m)).copies]
+    return _op(layout, off[0]) if any(m not in kept for m in off) else None
+
+
+def refuse_truth(layout: Layout, kept: tuple[int, ...] = ()) -> None:
+    """Raise TypeError where a value that is not bool would be placed as Partial('any') or Partial('all')."""
+    for m in layout.partial_axes:
+        if m not in kept and _op(layout, m) in ("any", "all") and layout.dtype != np.bool_:
+            raise TypeError(
+                f"cannot place {layout.dtype} values as {layout.placements[m]!r} on mesh dim {layout.mesh.dim_names[m]!r}: "
+                f"it would change them to 0 and 1; place x != 0 instead"
+            )
 
 
 def _op(layout: Layout, m: int) -> str:
