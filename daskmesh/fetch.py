@@ -13,21 +13,25 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 from distributed import Worker
 from distributed.core import Status, send_recv
-from distributed.protocol.serialize import Serialize
 
-from daskmesh import config
-from daskmesh.store import ShardStore, Ticket, TicketLost
+from daskmesh import config, segments
+from daskmesh.segments import SEGMENT_BYTES, Segment
+from daskmesh.store import Ticket, TicketLost
 from daskmesh.views import Index, view_shape
+from daskmesh.vm import Process, this_process
 
-__all__ = ["Budget", "Fetch", "Load", "budget_of", "view_handler"]
+__all__ = ["Budget", "Fetch", "Load", "budget_of", "shares_memory"]
 
 MESSAGE_BYTES = 8 * 2**20
 MESSAGE_VIEWS = 64
+ALIGNMENT = 64
 MESSAGES = 32  # under way at once, however small
 
 
@@ -104,10 +108,25 @@ def budget_of(worker: Worker) -> Budget:
 
 @dataclass(slots=True)
 class Batch:
-    """Views asked of one peer in one message."""
+    """Views asked of one peer in one message; through a segment of shared memory if `shared`."""
 
+    shared: bool
     loads: list[Load] = field(default_factory=list)
     nbytes: int = 0
+    segment: Segment | None = None
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each view begins in a segment; one more, the room they take, is left out."""
+        return self._places()[:-1]
+
+    @property
+    def room(self) -> int:
+        """Bytes the views take in a segment."""
+        return self._places()[-1]
+
+    def _places(self) -> list[int]:
+        return list(accumulate((-(-load.nbytes // ALIGNMENT) * ALIGNMENT for load in self.loads), initial=0))
 
     @property
     def request(self) -> list[list[Any]]:
@@ -146,17 +165,17 @@ def pieces(load: Load, limit: int) -> Iterator[Load]:
         yield from pieces(Load(load.ticket, index, out), limit)
 
 
-def batches(loads: Iterable[Load]) -> list[Batch]:
+def batches(loads: Iterable[Load], shared: bool = False) -> list[Batch]:
     """The messages that ask for `loads`."""
     limit = max(1, min(MESSAGE_BYTES, config.nbytes("max-inflight-bytes")))
     done: list[Batch] = []
     filling: dict[str, Batch] = {}
     for load in loads:
         for piece in pieces(load, limit):
-            batch = filling.setdefault(piece.ticket.address, Batch())
+            batch = filling.setdefault(piece.ticket.address, Batch(shared))
             if batch.loads and (batch.nbytes + piece.nbytes > limit or len(batch.loads) >= MESSAGE_VIEWS):
                 done.append(batch)
-                batch = filling[piece.ticket.address] = Batch()
+                batch = filling[piece.ticket.address] = Batch(shared)
             batch.loads.append(piece)
             batch.nbytes += piece.nbytes
     return done + list(filling.values())
@@ -180,48 +199,61 @@ async def _call(worker: Worker, ticket: Ticket, operation: str, **arguments: Any
     raise AssertionError("unreachable")
 
 
-async def ask(worker: Worker, batch: Batch) -> list[Any]:
-    """The views of a batch, as arrays."""
-    ticket = batch.loads[0].ticket
-    answer = await _call(worker, ticket, "daskmesh_views", loads=batch.request)
+async def _ask(worker: Worker, ticket: Ticket, operation: str, **arguments: Any) -> dict[str, Any]:
+    answer = await _call(worker, ticket, operation, **arguments)
     if answer is None:  # no such handler: another worker has taken over the address
         raise TicketLost(f"worker {ticket.address} does not know daskmesh; ticket {ticket.id} {ticket.shape} is gone")
-    if answer["status"] != "OK":
+    if answer["status"] == "lost":
         raise TicketLost(answer["reason"])
+    return dict(answer)
+
+
+async def ask(worker: Worker, batch: Batch) -> list[Any]:
+    """The views of a batch, as arrays; they lie in `batch.segment` if it has one afterwards."""
+    ticket = batch.loads[0].ticket
+    if batch.shared and ticket.process is not None and batch.room <= SEGMENT_BYTES:
+        batch.segment = await _filled(worker, ticket, batch.request, batch.offsets)
+        if batch.segment is not None:
+            memory = batch.segment.memory
+            return [
+                np.ndarray(view_shape(load.index), load.ticket.dtype, memory, offset)
+                for load, offset in zip(batch.loads, batch.offsets, strict=True)
+            ]
+    answer = await _ask(worker, ticket, "daskmesh_views", loads=batch.request)
     return list(answer["views"])
 
 
-def view_handler(store: ShardStore) -> Callable[..., Any]:
-    """The RPC handler that serves views of what `store` holds.
-
-    Examples
-    --------
-    >>> handler = view_handler(ShardStore("tcp://10.0.0.1:4000"))
-    >>> asyncio.run(handler(loads=[[7, []]]))["status"]
-    'lost'
-    """
-
-    async def daskmesh_views(loads: list[tuple[int, list[Any]]]) -> dict[str, Any]:
+async def _filled(worker: Worker, ticket: Ticket, loads: list[Any], offsets: list[int]) -> Segment | None:
+    """A segment that the owner has filled; None if it cannot map even a new one, or there is no room for one."""
+    if ticket.process is None:
+        return None
+    for kept in (True, False):  # one kept from before may have left the owner's list; a new one has a name
         try:
-            views = [select(store.get(id_), index) for id_, index in loads]
-        except TicketLost as lost:
-            return {"status": "lost", "reason": str(lost)}
-        return {"status": "OK", "views": [Serialize(view) for view in views]}  # type: ignore[no-untyped-call]
+            segment = segments.take(ticket.process) if kept else Segment()
+        except OSError:
+            return None
+        try:
+            answer = await _ask(worker, ticket, "daskmesh_fill", segment=segment.name, loads=loads, offsets=offsets)
+        finally:
+            segment.unlink()  # and where this was given up, not kept either: the owner may be writing to it still
+        if answer["status"] == "OK":
+            return segment
+    return None
 
-    return daskmesh_views
+
+_sharing: dict[Process, bool] = {}
 
 
-def select(array: Any, index: Iterable[Any]) -> Any:
-    """The view of `array` that a request names; an array also where every axis has an int.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> select(np.arange(6).reshape(2, 3), [1, [0, 2]])
-    array([3, 4])
-    """
-    key = tuple(entry if isinstance(entry, int) else slice(*entry) for entry in index)
-    return array[(*key, ...)]
+async def shares_memory(worker: Worker, ticket: Ticket) -> bool:
+    """Whether the owner of `ticket` can map a segment that this process makes. Found out once per process."""
+    if ticket.process is None or ticket.process.host != this_process().host:
+        return False
+    if ticket.process not in _sharing:
+        segment = await _filled(worker, ticket, [], [])
+        _sharing[ticket.process] = segment is not None
+        if segment is not None:
+            segments.give(ticket.process, segment)
+    return _sharing[ticket.process]
 
 
 class Fetch:
@@ -230,13 +262,15 @@ class Fetch:
     For a thread that is not the event loop's.
     """
 
-    def __init__(self, worker: Worker, loads: Iterable[Load]) -> None:
+    def __init__(self, worker: Worker, loads: Iterable[Load], shared: Iterable[Load] = ()) -> None:
         self._worker = worker
         self._loop = worker.loop.asyncio_loop  # type: ignore[attr-defined]
         self._arrived: queue.SimpleQueue[tuple[Batch, list[Any]] | None] = queue.SimpleQueue()
         self._requests: list[asyncio.Task[None]] = []
         self._stopped = False
-        self._future = asyncio.run_coroutine_threadsafe(self._run(batches(loads)), self._loop)
+        self._future = asyncio.run_coroutine_threadsafe(
+            self._run(batches(loads) + batches(shared, shared=True)), self._loop
+        )
 
     async def _run(self, todo: list[Batch]) -> None:
         try:
@@ -283,6 +317,9 @@ class Fetch:
                 error = failed
                 self.stop()
             finally:
+                owner = batch.loads[0].ticket.process
+                if batch.segment is not None and owner is not None:
+                    segments.give(owner, batch.segment)
                 self._loop.call_soon_threadsafe(budget_of(self._worker).give, batch.nbytes)
         self._future.result()
         if error is not None:

@@ -24,10 +24,12 @@ from typing import Any
 
 import numpy as np
 from distributed import Worker, get_worker
+from distributed.utils import sync
 
-from daskmesh import config, vm
-from daskmesh.fetch import Fetch, Load, view_handler
+from daskmesh import config, segments, vm
+from daskmesh.fetch import Fetch, Load, shares_memory
 from daskmesh.reading import read_all
+from daskmesh.serve import HANDLERS, handlers
 from daskmesh.store import (
     Ticket,
     TicketLost,
@@ -213,7 +215,7 @@ def load_all(jobs: Iterable[tuple[Ticket, Sequence[int | slice], Any]]) -> None:
         item = _checked(*job)
         if item.nbytes:
             by_road[_road(item, worker)].append(item)
-    remote = _start(worker, by_road["rpc"])
+    remote = _start(worker, by_road["rpc"], by_road["shm"])
     try:
         for item in by_road["same"]:
             _put(item.out, local_array(item.ticket)[(*item.index, ...)])
@@ -262,20 +264,34 @@ def _road(item: Load, worker: Worker | None) -> str:
     elsewhere = worker is not None and ticket.address not in ("", worker.address)
     if same_process(ticket) and not (forced == "rpc" and elsewhere):
         return "same"
-    if forced == "rpc" or ticket.process is None or not _bytes_suffice(item):
+    here = ticket.process is not None and ticket.process.host == vm.this_process().host
+    if forced == "rpc" or not here or not _bytes_suffice(item):
         return "rpc"
+    if forced in ("auto", "vm"):
+        reason = _refusal(ticket)
+        if not reason:
+            return "vm"
+        if forced == "vm":
+            raise _cannot(forced, f"the memory of worker {ticket.address} cannot be read from here: {reason}")
+    if forced in ("auto", "shm"):
+        if worker is not None and sync(worker.loop, shares_memory, worker, ticket):
+            return "shm"
+        if forced == "shm":
+            raise _cannot(forced, f"worker {ticket.address} cannot map shared memory of this process")
+    return "rpc"
+
+
+def _refusal(ticket: Ticket) -> str:
+    if ticket.process is None:
+        return "it has not announced itself"
     try:
-        reason = vm.refusal(ticket.process)
+        return vm.refusal(ticket.process)
     except vm.Gone as gone:
         raise TicketLost(f"worker {ticket.address}, which held ticket {ticket.id} {ticket.shape}: {gone}") from gone
-    if forced in ("auto", "vm") and not reason:
-        return "vm"
-    if forced == "vm" and ticket.process.host == vm.this_process().host:
-        raise RuntimeError(
-            f"load: daskmesh.transport is 'vm', but the memory of worker {ticket.address} cannot be read: {reason}; "
-            "set daskmesh.transport to 'auto'"
-        )
-    return "rpc"
+
+
+def _cannot(forced: str, why: str) -> RuntimeError:
+    return RuntimeError(f"load: daskmesh.transport is {forced!r}, but {why}; set daskmesh.transport to 'auto'")
 
 
 def _bytes_suffice(item: Load) -> bool:
@@ -283,15 +299,15 @@ def _bytes_suffice(item: Load) -> bool:
     return item.ticket.kind == "raw" and isinstance(item.out, np.ndarray) and item.out.dtype == item.ticket.dtype
 
 
-def _start(worker: Worker | None, loads: list[Load]) -> Fetch | None:
-    if not loads:
+def _start(worker: Worker | None, loads: Sequence[Load], shared: Sequence[Load] = ()) -> Fetch | None:
+    if not loads and not shared:
         return None
     if worker is None:
         raise RuntimeError(
             f"load: ticket {loads[0].ticket.id} {loads[0].ticket.shape} is held by worker {loads[0].ticket.address}; "
             "only a task on a worker can load it from there"
         )
-    return Fetch(worker, loads)
+    return Fetch(worker, loads, shared)
 
 
 def _put(out: Any, view: Any) -> None:
@@ -321,7 +337,8 @@ def setup_worker(worker: Worker) -> None:
     **Communication**: none.
     """
     store = open_store(worker.address)
-    worker.handlers["daskmesh_views"] = view_handler(store)
+    worker.handlers.update(handlers(store))
+    segments.remove_leftovers()
     worker.metrics["daskmesh"] = _metric
     if config.get("transport") in ("auto", "vm"):
         vm.allow_readers()
@@ -334,9 +351,11 @@ def teardown_worker(worker: Worker) -> None:
     -----
     **Communication**: none.
     """
-    worker.handlers.pop("daskmesh_views", None)
+    for name in HANDLERS:
+        worker.handlers.pop(name, None)
     worker.metrics.pop("daskmesh", None)
     close_store(worker.address)
+    segments.throw_away()
 
 
 def _metric(worker: Worker) -> dict[str, Any]:

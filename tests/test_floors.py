@@ -20,13 +20,14 @@ FLOORS: list[tuple[int, str]] = [
     (0, "placement pen"),
     (0, "mesh"),
     (1, "layout"),
-    (2, "draw algebra"),
+    (2, "draw algebra pricing"),
     (2, "plan notation"),
     (2, "rules"),
-    (3, "config views segments"),
+    (3, "config views"),
     (3, "vm links"),
+    (3, "segments"),
     (3, "store"),
-    (3, "fetch"),
+    (3, "fetch serve"),
     (3, "reading"),
     (3, "transport"),
     (3, "symmetric"),
@@ -50,8 +51,8 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config store fetch reading transport links symmetric tasks tickets plugins world region graph exchange dtensor creation mapping "
-    "shmem collectives testing demo cli".split()
+    "config store fetch serve reading transport links symmetric tasks tickets plugins world region graph exchange "
+    "dtensor creation mapping shmem collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 
