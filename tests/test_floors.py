@@ -23,23 +23,24 @@ FLOORS: list[tuple[int, str]] = [
     (2, "draw algebra pricing"),
     (2, "plan notation"),
     (2, "rules"),
-    (3, "config views"),
+    (3, "config views wires"),
     (3, "vm links"),
     (3, "segments"),
     (3, "store"),
     (3, "fetch serve"),
     (3, "reading"),
     (3, "transport"),
-    (3, "symmetric"),
+    (3, "parcels symmetric"),
     (4, "tasks region pins"),
     (4, "tickets"),
     (4, "plugins"),
     (4, "world"),
-    (5, "graph"),
-    (5, "exchange"),
-    (5, "collectives"),
+    (5, "graph gang algorithms"),
+    (5, "exchange halo"),
+    (5, "moves collectives"),
     (5, "shmem"),
     (6, "dtensor"),
+    (7, "conversion"),
     (7, "creation mapping io ops.kinds"),
     (8, "ops.* random"),
     (8, "ops"),
@@ -52,7 +53,7 @@ FLOORS: list[tuple[int, str]] = [
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
     "config store fetch serve reading transport links symmetric tasks tickets plugins world region graph exchange "
-    "dtensor creation mapping shmem collectives testing demo cli".split()
+    "moves dtensor conversion creation mapping shmem collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 
