@@ -47,8 +47,9 @@ from daskmesh.notation import (
     reducing,
 )
 from daskmesh.pen import format_bytes
-from daskmesh.placement import Partial, Placement, ReduceType, Replicate, Shard, reduction
+from daskmesh.placement import Partial, Placement, Replicate
 from daskmesh.plan import Plan, make_plan
+from daskmesh.pricing import estimated_bytes
 
 __all__ = [
     "Decision", "Dense", "Signature", "broadcasting", "contraction", "decide", "elementwise", "matmul", "rearranging", "reducing",
@@ -56,8 +57,7 @@ __all__ = [
 
 Dtype = np.dtype[Any]
 
-_TWO_STAGE_BYTES = 2**20
-_MAX_COMBINATIONS = 64
+_MAX_COMBINATIONS = 27
 
 
 class Dense(NamedTuple):
@@ -127,39 +127,14 @@ def _size(signature: Signature, layouts: Sequence[Layout], label: Label) -> int:
     return dict(signature.extents)[label]
 
 
-def _moved(source: Layout, target: Placements) -> float:
-    """Bytes that a redistribution moves if all parts are even; cheap, so that many can be compared."""
-    shape, placed = source.mesh.shape, source.placements
-    if target == placed or not source.nbytes:
-        return 0.0
-    kept = {m for m in source.partial_axes if placed[m] == target[m]}
-    folded = [m for m in source.partial_axes if m not in kept]
-    for m in sorted(kept):
-        if any(d > m and placed[d] != placed[m] for d in folded):
-            kept.discard(m)
-            folded.append(m)
-    terms = math.prod(shape[m] for m in folded)
-    want = held = 1.0
-    for d, axes in enumerate(source.shard_axes):
-        aims = [m for m, p in enumerate(target) if isinstance(p, Shard) and p.dim == d]
-        common = math.prod(shape[a] for a, _ in itertools.takewhile(lambda ab: ab[0] == ab[1], zip(axes, aims, strict=False)))
-        want /= math.prod(shape[m] for m in aims)
-        held *= common / math.prod(shape[m] for m in (*axes, *aims))
-    total = terms * want - held
-    local = source.nbytes / math.prod(shape[m] for axes in source.shard_axes for m in axes)
-    if folded and local > _TWO_STAGE_BYTES:
-        total = min(total, 2 * want * (1 - 1 / terms))
-    placing = (m for m, p in enumerate(target) if isinstance(p, Partial) and m not in kept and p.op in _COORDINATE_0)
-    return source.mesh.size * source.nbytes * total / math.prod(shape[m] for m in placing)
-
-
-_COORDINATE_0 = frozenset(t.value for t in ReduceType if not reduction(t.value).copies)
-
-
 def _owed(options: Sequence[_Option], mesh: ProcessMesh, nbytes: int) -> float:
     """Bytes of the reduce-scatter that the moves of `options` leave to be done."""
-    terms = math.prod(n for o, n in zip(options, mesh.shape, strict=True) if o.costly and isinstance(o.output, Partial))
-    copies = math.prod(n for o, n in zip(options, mesh.shape, strict=True) if isinstance(o.output, Replicate))
+    terms = copies = 1
+    for o, n in zip(options, mesh.shape, strict=True):
+        if isinstance(o.output, Replicate):
+            copies *= n
+        elif o.costly and isinstance(o.output, Partial):
+            terms *= n
     return float(nbytes * copies * (terms - 1))
 
 
@@ -175,11 +150,15 @@ def _choose(options: list[list[_Option]], layouts: Sequence[Layout], nbytes: int
         for k, layout in enumerate(layouts):
             target = tuple(o.inputs[k] for o in combination)
             if (k, target) not in known:
-                known[k, target] = _moved(layout, target)
+                known[k, target] = estimated_bytes(layout, target)
             moved += known[k, target]
         owed = _owed(combination, mesh, nbytes)
         return moved + owed, moved, sum(o.changed for o in combination), sum(o.thin for o in combination)
 
+    options = [sorted(o, key=lambda o: (o.costly, o.changed, o.thin)) for o in options]
+    easiest = tuple(o[0] for o in options)
+    if not price(easiest)[0]:
+        return easiest
     if math.prod(map(len, options)) > _MAX_COMBINATIONS:
         options = _shortlisted(options, layouts, nbytes)
     return min(itertools.product(*options), key=price)
@@ -195,7 +174,7 @@ def _shortlisted(options: list[list[_Option]], layouts: Sequence[Layout], nbytes
 
         def alone(o: _Option, m: int = m, n: int = n) -> tuple[float, int, int]:
             moved = sum(
-                _moved(layout, (*layout.placements[:m], p, *layout.placements[m + 1 :]))
+                estimated_bytes(layout, (*layout.placements[:m], p, *layout.placements[m + 1 :]))
                 for layout, p in zip(layouts, o.inputs, strict=True)
             )
             owed = nbytes * (n - 1) if o.costly and isinstance(o.output, Partial) else 0
