@@ -1,3 +1,44 @@
 """Named-mesh sharded arrays on any Dask cluster."""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+__version__ = "0.1.0"  # before the imports: the plugins carry it in their names
+
+from daskmesh import ops as _ops
+from daskmesh.conversion import dtensor_from_fn, dtensor_from_local, dtensor_to_local, reshard, shard_tensor, unshard_dtensor
+from daskmesh.creation import arange, empty, eye, from_callback, full, linspace, ones, zeros
+from daskmesh.dtensor import DTensor
+from daskmesh.mesh import ProcessMesh, init_mesh
+from daskmesh.placement import Partial, PlacementError, ReduceType, Replicate, Shard
+from daskmesh.region import get_coordinate, get_rank
+from daskmesh.world import get_world_size, init_parallel_env, shutdown
+
+__all__ = [
+    "DTensor",
+    "Partial",
+    "PlacementError",
+    "ProcessMesh",
+    "ReduceType",
+    "Replicate",
+    "Shard",
+    "arange",
+    "dtensor_from_fn",
+    "dtensor_from_local",
+    "dtensor_to_local",
+    "empty",
+    "eye",
+    "from_callback",
+    "full",
+    "get_coordinate",
+    "get_rank",
+    "get_world_size",
+    "init_mesh",
+    "init_parallel_env",
+    "linspace",
+    "ones",
+    "reshard",
+    "shard_tensor",
+    "shutdown",
+    "unshard_dtensor",
+    "zeros",
+]

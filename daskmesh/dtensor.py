@@ -23,11 +23,11 @@ from daskmesh import draw
 from daskmesh.graph import Node, Source, block_key, block_keys, gather, graph_of, local_of
 from daskmesh.layout import Layout, make_layout
 from daskmesh.mesh import ProcessMesh
-from daskmesh.moves import dask_array_of, explained, local_arrays_of, moved, reduced, refuse_beyond_memory
+from daskmesh.moves import dask_array_of, explained, moved, reduced, refuse_beyond_memory
 from daskmesh.placement import Placement
 from daskmesh.plan import Plan
 
-__all__ = ["FUNCTIONS", "UFUNC_METHODS", "DTensor", "dtensor_to_local", "implements", "reshard", "unshard_dtensor"]
+__all__ = ["FUNCTIONS", "UFUNC_METHODS", "DTensor", "implements"]
 
 # NumPy function -> its meaning on DTensors; ufunc method ("__call__", "reduce", ...) -> (ufunc, *inputs, **kwargs) -> DTensor.
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -204,8 +204,11 @@ class DTensor(NDArrayOperatorsMixin, DaskMethodsMixin):  # type: ignore[misc]
     # -- moving -------------------------------------------------------------------------------------------------------
 
     def reshard(self, placements: Any, mesh: ProcessMesh | None = None) -> DTensor:
-        """The same value in another layout; see `reshard`."""
-        return reshard(self, self.process_mesh if mesh is None else mesh, placements)
+        """The same value in another layout, on this mesh or another; see `daskmesh.reshard`."""
+        target = make_layout(self.process_mesh if mesh is None else mesh, placements, self.shape, self.dtype)
+        if target.placements == self.placements and target.mesh.shape == self.process_mesh.shape:
+            target = target.replace(chunks=self.layout.chunks)  # uneven sizes stay where the cut stays
+        return DTensor(moved(self._node, target))
 
     def explain(self) -> Plan:
         """What computing this DTensor moves between ranks, before anything runs.
@@ -315,7 +318,7 @@ class DTensor(NDArrayOperatorsMixin, DaskMethodsMixin):  # type: ignore[misc]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if kwargs.get("out") is not None:
-            raise TypeError(f"np.{ufunc.__name__}(out=...): a DTensor is not a buffer; write y = np.{ufunc.__name__}(...), or y += x")
+            raise TypeError(f"np.{ufunc.__name__}(out=...): a DTensor is no buffer; write y = np.{ufunc.__name__}(...) or y += x")
         if method not in UFUNC_METHODS:
             raise TypeError(f"np.{ufunc.__name__}.{method} is not defined on DTensors; gather with np.asarray(x) to use NumPy's")
         kwargs.pop("out", None)
@@ -326,6 +329,10 @@ class DTensor(NDArrayOperatorsMixin, DaskMethodsMixin):  # type: ignore[misc]
             name = f"{getattr(func, '__module__', 'numpy')}.{func.__name__}"
             raise TypeError(f"{name} is not defined on DTensors; gather with np.asarray(x) first, or write a local_map")
         return FUNCTIONS[func](*args, **kwargs)
+
+    def astype(self, dtype: Any, *, copy: bool = True) -> DTensor:
+        """The values cast to another dtype; a Partial whose reduction the cast would change is reduced first."""
+        return FUNCTIONS[np.astype](self, dtype, copy=copy)  # type: ignore[no-any-return]
 
     def _rebind(self, value: Any) -> DTensor:
         """Put another value behind this handle; shape, dtype and placements stay."""
@@ -354,83 +361,6 @@ for _name, _ufunc in {
     "and": np.bitwise_and, "xor": np.bitwise_xor, "or": np.bitwise_or,
 }.items():  # fmt: skip
     setattr(DTensor, f"__i{_name}__", _inplace(_ufunc))
-
-
-def reshard(x: DTensor, mesh: ProcessMesh, placements: Any) -> DTensor:
-    """The same global value in another layout: any pair of layouts, another mesh, another number of ranks.
-
-    Parameters
-    ----------
-    x : DTensor, shape (n, ...)
-    mesh : ProcessMesh
-        Target mesh.
-    placements : sequence of Placement or mapping
-        Target placements.
-
-    Returns
-    -------
-    DTensor, shape (n, ...)
-
-    Notes
-    -----
-    **Communication**: each rank loads exactly the views that it lacks; ``reshard(...).explain()`` gives the bytes.
-
-    Raises
-    ------
-    PlacementError
-        Placements that do not fit mesh or shape.
-    TypeError
-        A value that is not bool would become Partial('any') or Partial('all').
-    MemoryError
-        A rank's share would not fit its worker's memory limit.
-
-    Examples
-    --------
-    >>> import daskmesh as dm
-    >>> mesh = dm.init_mesh(2, ["x"])
-    >>> x = dm.arange(4, mesh=mesh, placements=[dm.Shard(0)])
-    >>> dm.reshard(x, mesh, [dm.Replicate()]).local_value(1)
-    array([0, 1, 2, 3])
-    """
-    if not isinstance(x, DTensor):
-        raise TypeError(f"reshard(x, ...): expected a DTensor, got {type(x).__name__}; use shard_tensor(x, mesh, placements)")
-    target = make_layout(mesh, placements, x.shape, x.dtype)
-    if target.replace(chunks=x.layout.chunks).placements == x.placements and mesh.shape == x.process_mesh.shape:
-        target = target.replace(chunks=x.layout.chunks)  # uneven sizes stay where the cut stays
-    return DTensor(moved(x._node, target))
-
-
-def unshard_dtensor(x: DTensor) -> np.ndarray[Any, Any]:
-    """The global value as a writable NumPy array.
-
-    **Communication**: one replica travels to the client.
-
-    Examples
-    --------
-    >>> import daskmesh as dm
-    >>> dm.unshard_dtensor(dm.ones(3, mesh=dm.init_mesh(2, ["x"]), placements=[dm.Shard(0)]))
-    array([1., 1., 1.])
-    """
-    if not isinstance(x, DTensor):
-        raise TypeError(f"unshard_dtensor(x): expected a DTensor, got {type(x).__name__}")
-    return x.compute()
-
-
-def dtensor_to_local(x: DTensor) -> list[da.Array]:
-    """The local arrays as lazy dask arrays of one chunk each, in row-major mesh order.
-
-    **Communication**: none; the chunks stay pinned to their ranks.
-
-    Examples
-    --------
-    >>> import daskmesh as dm
-    >>> x = dm.arange(5, mesh=dm.init_mesh(2, ["x"]), placements=[dm.Shard(0)])
-    >>> [a.shape for a in dm.dtensor_to_local(x)]
-    [(3,), (2,)]
-    """
-    if not isinstance(x, DTensor):
-        raise TypeError(f"dtensor_to_local(x): expected a DTensor, got {type(x).__name__}")
-    return local_arrays_of(x._node)
 
 
 def _rebuilt(dsk: Any, layout: Layout, world: str, name: str, *, rename: dict[str, str] | None = None) -> DTensor:

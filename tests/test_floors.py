@@ -36,12 +36,13 @@ FLOORS: list[tuple[int, str]] = [
     (4, "plugins"),
     (4, "world"),
     (5, "graph gang algorithms"),
-    (5, "exchange halo"),
+    (5, "exchange halo regions"),
     (5, "moves collectives"),
     (5, "shmem"),
     (6, "dtensor"),
+    (7, "creation"),
     (7, "conversion"),
-    (7, "creation mapping io ops.kinds"),
+    (7, "mapping io ops.kinds"),
     (8, "ops.* random"),
     (8, "ops"),
     (9, "autograd"),
@@ -53,7 +54,7 @@ FLOORS: list[tuple[int, str]] = [
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
     "config store fetch serve reading transport links symmetric tasks tickets plugins world region graph exchange "
-    "moves dtensor conversion creation mapping shmem collectives testing demo cli".split()
+    "regions moves dtensor conversion creation mapping shmem collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 

@@ -1,0 +1,7 @@
+"""The operator table: importing this package fills it."""
+
+from __future__ import annotations
+
+from daskmesh.ops import elementwise
+
+__all__ = ["elementwise"]
