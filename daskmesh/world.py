@@ -250,7 +250,8 @@ def _make_world(n_ranks: int | None, client: Client | None, at_least: int = 0) -
         raise RuntimeError(
             "a world cannot be made inside a rank's task: use NumPy arrays there and DTensors on the client"
         )
-    implicit = client is None
+    # Made by the first use of a mesh, or as good as: it follows Dask's current client. One made to measure stays.
+    implicit = client is None and n_ranks is None
     client = client or _current_client()
     if client is None:
         client = _start_embedded(n_ranks or at_least)
@@ -324,7 +325,9 @@ def _start_embedded(ranks: int) -> Any:
         n_workers=workers,
         threads_per_worker=max(1, CPU_COUNT // workers),
         processes=False,
-        dashboard_address=None,
+        # Not None: Dask would then bind its default port for plain HTTP, and warn where another cluster has it.
+        dashboard_address="127.0.0.1:0",
+        scheduler_kwargs={"dashboard": False},
         # Each worker would take the memory of the whole process for its own, and spill or pause for that of the others.
         memory_limit=0,
         silence_logs=logging.ERROR,
