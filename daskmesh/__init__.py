@@ -7,6 +7,7 @@ __version__ = "0.1.0"  # before the imports: the plugins carry it in their names
 from daskmesh import ops as _ops
 from daskmesh.conversion import dtensor_from_fn, dtensor_from_local, dtensor_to_local, reshard, shard_tensor, unshard_dtensor
 from daskmesh.creation import arange, empty, eye, from_callback, full, linspace, ones, zeros
+from daskmesh.draw import visualize_sharding
 from daskmesh.dtensor import DTensor
 from daskmesh.mesh import ProcessMesh, init_mesh
 from daskmesh.placement import Partial, PlacementError, ReduceType, Replicate, Shard
@@ -40,5 +41,6 @@ __all__ = [
     "shard_tensor",
     "shutdown",
     "unshard_dtensor",
+    "visualize_sharding",
     "zeros",
 ]

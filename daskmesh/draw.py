@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -39,9 +40,46 @@ from daskmesh.pen import (
 )
 from daskmesh.placement import Partial, Replicate, Shard
 
-__all__ = ["layout_html", "layout_text", "pairs_text", "plan_html"]
+__all__ = ["layout_html", "layout_text", "pairs_text", "plan_html", "visualize_sharding"]
 
 MOST_RANKS = 4  # ranks named in one cell along one mesh dim
+
+
+class Placed(Protocol):
+    """Anything with a layout, as a DTensor has."""
+
+    @property
+    def layout(self) -> Layout:
+        """Mesh, placements, global shape, dtype and part sizes."""
+
+
+def visualize_sharding(x: Placed) -> None:
+    """Print who holds which box of a DTensor.
+
+    Parameters
+    ----------
+    x : DTensor
+        It is not computed.
+
+    Notes
+    -----
+    Equal copies are joined by ``=``; the terms of a Partial by ``+``, or the name of its reduction. In a notebook a
+    DTensor draws itself.
+
+    **Communication**: none.
+
+    Examples
+    --------
+    >>> import daskmesh as dm
+    >>> mesh = dm.init_mesh((2, 2), ("x", "y"))
+    >>> dm.visualize_sharding(dm.zeros((3, 4), mesh=mesh, placements=[dm.Shard(1), dm.Replicate()]))
+    float64 (3, 4), 96 B; 48 B a rank
+      x=2  Shard(1)     cuts dim 1 into 2, 2
+      y=2  Replicate()  2 equal copies
+             0:2    2:4
+    0:3    0 = 1  2 = 3
+    """
+    print(layout_text(x.layout))
 
 
 def layout_text(layout: Layout) -> str:
