@@ -247,6 +247,8 @@ class ProcessMesh:
 def init_mesh(shape: int | Sequence[int], dim_names: Sequence[str] | None = None) -> ProcessMesh:
     """A mesh of the given shape over ranks 0..n-1 in row-major order.
 
+    **Communication**: none.
+
     Examples
     --------
     >>> import daskmesh as dm
