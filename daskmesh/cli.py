@@ -84,7 +84,12 @@ def _cluster(options: argparse.Namespace) -> Iterator[None]:
         elif options.processes:
             stack.enter_context(dask.config.set({"distributed.nanny.pre-spawn-environ": MALLOC}))
             workers = max(2, min(CPU_COUNT, options.ranks))
-            cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)  # type: ignore[no-untyped-call]
+            cluster = LocalCluster(  # type: ignore[no-untyped-call]
+                n_workers=workers,
+                threads_per_worker=1,
+                dashboard_address=None,
+                scheduler_kwargs={"dashboard_address": ":0"},  # a free port
+            )
             stack.enter_context(cluster)
             stack.enter_context(Client(cluster))  # type: ignore[no-untyped-call]
         stack.callback(dm.shutdown)
