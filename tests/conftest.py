@@ -100,6 +100,21 @@ def processes(process_cluster: LocalCluster) -> Iterator[Client]:
         shutdown()
 
 
+@pytest.fixture(scope="session")
+def thread_cluster() -> Iterator[LocalCluster]:
+    """Three workers inside this process, with two threads each."""
+    with local_cluster(n_workers=3, threads_per_worker=2, processes=False, memory_limit=0) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def threads(thread_cluster: LocalCluster) -> Iterator[Client]:
+    """A client of the workers inside this process; it is Dask's default client for the module."""
+    with Client(thread_cluster) as client:
+        yield client
+        shutdown()
+
+
 @pytest.fixture(scope="module")
 def shell_cluster() -> Iterator[ShellCluster]:
     """A ``dask scheduler`` and two ``dask worker`` processes; lost ranks are folded after two seconds."""
