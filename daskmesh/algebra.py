@@ -77,8 +77,12 @@ def _always(source: Dtype, target: Dtype) -> bool:
 
 _RULES = {
     "ring": _ring, "field": _field, "order": _order, "float": _float, "bool": _bool, "same": _same, "always": _always,
+    "field or same": lambda a, b: a == b or _field(a, b), "order or same": lambda a, b: a == b or _order(a, b),
 }  # fmt: skip
-_CAST = {"sum": "ring", "prod": "ring", "avg": "field", "max": "order", "min": "order", "any": "same", "all": "same"}
+_CAST = {
+    "sum": "ring", "prod": "ring", "avg": "field or same", "max": "order or same", "min": "order or same",
+    "any": "same", "all": "same",
+}  # fmt: skip
 
 
 def passes(rule: str, source: Dtype, target: Dtype) -> bool:

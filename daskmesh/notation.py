@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from daskmesh.algebra import Flow, carried, multilinear, passes, reduction_flows
+from daskmesh.algebra import Flow, carried, multilinear, reduction_flows
 from daskmesh.placement import Partial, Placement, ReduceType, Replicate, Shard
 
 __all__ = [
@@ -24,7 +22,6 @@ __all__ = [
 Label = int | str
 Labels = tuple[Label | None, ...]
 Shape = tuple[int, ...]
-Dtype = np.dtype[Any]
 Placements = tuple[Placement, ...]
 
 
@@ -178,8 +175,8 @@ class Row(NamedTuple):
 
 
 @lru_cache(4096)
-def legal_rows(signature: Signature, dtypes: tuple[Dtype, ...], dtype: Dtype) -> tuple[Row, ...]:
-    """The legal rows of one mesh dim, in the order that settles ties."""
+def legal_rows(signature: Signature) -> tuple[Row, ...]:
+    """The legal rows of one mesh dim, in the order that settles ties; a flow also asks what dtypes its terms have."""
     whole = Replicate()
     rows = []
     for x in signature.labels:
@@ -193,9 +190,8 @@ def legal_rows(signature: Signature, dtypes: tuple[Dtype, ...], dtype: Dtype) ->
     every = (whole,) * len(signature.operands)
     rows.append(Row(every, whole, "computed whole on every rank"))
     for flow in signature.flows:
-        if all(op is None or passes(flow.rule, t, dtype) for op, t in zip(flow.inputs, dtypes, strict=True)):
-            terms: Placements = tuple(whole if op is None else _partial(op) for op in flow.inputs)
-            rows.append(Row(terms, _partial(flow.output), "the terms pass through the operation", flow=flow))
+        terms: Placements = tuple(whole if op is None else _partial(op) for op in flow.inputs)
+        rows.append(Row(terms, _partial(flow.output), "the terms pass through the operation", flow=flow))
     for x, _ in signature.extents:
         d = signature.output.index(x)
         rows.append(Row(every, Shard(d), f"cut along output dim {d}, which is new", x))

@@ -28,14 +28,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daskmesh.algebra import PLACED
+from daskmesh.algebra import PLACED, passes
 from daskmesh.layout import Layout, make_layout, split_sizes
 from daskmesh.mesh import ProcessMesh
 from daskmesh.notation import (
     Label,
     Labels,
     Placements,
-    Row,
     Shape,
     Signature,
     broadcasting,
@@ -80,16 +79,16 @@ class _Option(NamedTuple):
 
 
 def _options(
-    signature: Signature, rows: Iterable[Row], layouts: Sequence[Layout], m: int, fixed: Layout | None
+    signature: Signature, layouts: Sequence[Layout], m: int, dtype: Dtype, fixed: Layout | None
 ) -> list[_Option]:
     """The rows that serve along mesh dim `m`; only the first that changes nothing, if there is one."""
     n = layouts[0].mesh.shape[m]
     current = tuple(layout.placements[m] for layout in layouts)
     options = []
-    for row in rows:
+    for row in legal_rows(signature):
         if fixed is not None and row.output != fixed.placements[m]:
             continue
-        inputs = row.inputs if row.flow is None else _flowing(row, current, fixed is not None)
+        inputs = row.inputs if row.flow is None else _flowing(row.inputs, row.flow.rule, layouts, m, dtype, fixed is not None)
         if inputs is None:
             continue
         if inputs == current:
@@ -106,18 +105,24 @@ def _options(
     return [_Option((whole,) * len(layouts), whole, why, changed=moved, costly=moved > 0)]
 
 
-def _flowing(row: Row, current: Placements, fixed: bool) -> Placements | None:
-    """The inputs of a flow row; None where no operand holds such terms, or one would have to be gathered into them."""
-    if not any(isinstance(p, Partial) and p == want for p, want in zip(current, row.inputs, strict=True)):
-        return None
-    inputs = []
-    for p, want in zip(current, row.inputs, strict=True):
-        if isinstance(want, Partial) and isinstance(p, Replicate) and want.op not in PLACED:
-            want = p
-        if isinstance(want, Partial) and p != want and not isinstance(p, Replicate) and not fixed:
+def _flowing(
+    wanted: Placements, rule: str, layouts: Sequence[Layout], m: int, dtype: Dtype, fixed: bool
+) -> Placements | None:
+    """The inputs of a flow; None where no operand holds such terms, their dtype forbids it, or one would have to be gathered."""
+    inputs: list[Placement] = []
+    held = False
+    for want, layout in zip(wanted, layouts, strict=True):
+        p = layout.placements[m]
+        if isinstance(want, Partial) and p == want:
+            if not passes(rule, layout.dtype, dtype):
+                return None
+            held = True
+        elif isinstance(want, Partial) and isinstance(p, Replicate):
+            want = want if want.op in PLACED else p
+        elif isinstance(want, Partial) and not fixed:
             return None
         inputs.append(want)
-    return tuple(inputs)
+    return tuple(inputs) if held else None
 
 
 def _size(signature: Signature, layouts: Sequence[Layout], label: Label) -> int:
@@ -328,8 +333,7 @@ def decide(signature: Signature, operands: tuple[Layout | Dense, ...], dtype: Dt
         raise ValueError(
             f"the result, {dtype} of shape {shape}, does not fit the output given, {output.dtype} of shape {output.shape}"
         )
-    rows = legal_rows(signature, tuple(layout.dtype for layout in layouts), dtype)
-    options = [_options(signature, rows, layouts, m, output) for m in range(mesh.ndim)]
+    options = [_options(signature, layouts, m, dtype, output) for m in range(mesh.ndim)]
     chosen = _choose(options, layouts, math.prod(shape) * dtype.itemsize)
     parts = _parts(signature, layouts, chosen, output)
     targets = tuple(
