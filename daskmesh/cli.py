@@ -8,17 +8,18 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import dask
-import numpy as np
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
 import daskmesh as dm
 from daskmesh import config, demo, vm
-from daskmesh.pen import format_bytes
+from daskmesh.pen import count, format_bytes
 from daskmesh.plugins import RankPlugin
+from daskmesh.store import store_at
 
 __all__ = ["main"]
 
@@ -102,25 +103,24 @@ def _cluster(options: argparse.Namespace) -> Iterator[None]:
 def _info() -> Iterator[str]:
     """Lines on the current cluster: what each worker holds, and how views travel."""
     world = dm.init_parallel_env()
-    client = world.client
+    client: Any = world.client
     workers = client.scheduler_info(n_workers=-1)["workers"]
     about = client.run(_about)
     ranks = defaultdict(list)
     for rank, address in world.table().items():
         ranks[address].append(str(rank))
     hosts = {worker["host"] for worker in workers.values()}
-    yield f"daskmesh {dm.__version__}, dask {dask.__version__}, numpy {np.__version__}"
-    yield f"scheduler {client.scheduler.address}: {len(workers)} workers on {len(hosts)} hosts"
-    worlds = client.run_on_scheduler(_worlds)
-    yield f"worlds {len(worlds)}: " + ", ".join(f"{size} ranks" for size in worlds)
+    yield f"daskmesh {dm.__version__}, " + ", ".join(f"{package} {version(package)}" for package in ("dask", "distributed", "numpy"))
+    yield f"scheduler {client.scheduler.address}: {count(len(workers), 'worker')} on {count(len(hosts), 'host')}"
+    worlds = [size for size in client.run_on_scheduler(_worlds) if size]
+    yield f"{count(len(worlds), 'world')}: {', '.join(count(size, 'rank') for size in worlds) or 'no mesh was used yet'}"
     yield ""
     rows = [("worker", "host", "pid", "threads", "memory", "exposed", "ranks of a new world")]
     for address, worker in sorted(workers.items(), key=lambda item: (item[1]["host"], str(item[1]["name"]))):
-        limit, held = worker["memory_limit"], worker["metrics"]["daskmesh"]["held"]["bytes"]
+        facts, limit = about[address], worker["memory_limit"]
+        where = (address, worker["host"], str(facts["process"].pid), str(worker["nthreads"]))
         memory = format_bytes(limit) if limit else "no limit"
-        pid = str(about[address]["process"].pid)
-        of_rank = " ".join(ranks[address]) or "none"
-        rows.append((address, worker["host"], pid, str(worker["nthreads"]), memory, format_bytes(held), of_rank))
+        rows.append((*where, memory, format_bytes(facts["held"]), " ".join(ranks[address]) or "none"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
@@ -140,16 +140,17 @@ def _roads(client: Any, about: dict[str, dict[str, Any]]) -> Iterator[str]:
     """How many pairs of workers use each road."""
     found = client.run(_reach, {address: facts["process"] for address, facts in about.items()})
     roads = Counter(road for answers in found.values() for road in answers)
-    yield "roads between workers" if roads else "roads: there is one worker"
+    yield "roads from worker to worker" if roads else "roads: there is one worker"
     for road, pairs in roads.most_common():
-        yield f"  {pairs:>4} pairs  {road}"
+        yield f"  {pairs:>4} ways  {road}"
 
 
-def _about() -> dict[str, Any]:
-    """Runs on a worker."""
+def _about(dask_worker: Any = None) -> dict[str, Any]:
+    """Runs on a worker: its process, the bytes in its shard store, a trim threshold that slows it."""
     trim = os.environ.get("MALLOC_TRIM_THRESHOLD_")
     slow = trim is not None and trim.isdigit() and int(trim) < SLOW_TRIM
-    return {"process": vm.this_process(), "trim": trim if slow else None}
+    store = store_at(dask_worker.address)
+    return {"process": vm.this_process(), "held": store.nbytes if store else 0, "trim": trim if slow else None}
 
 
 def _reach(processes: dict[str, vm.Process], dask_worker: Any = None) -> list[str]:
