@@ -58,10 +58,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Stage:
-    """One exchange: every rank of `target` loads the views it needs of `source`."""
+    """One exchange: every rank of `target` loads the views it needs of `source`.
+
+    Where `reader` is the only stage that reads the target, blocks that it does not read are not made.
+    """
 
     source: Layout
     target: Layout
+    reader: Stage | None = None
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
@@ -143,6 +147,24 @@ class Stage:
             return ()
         return tuple(load for _, loads in self.regions(self.target.mesh.coordinate(rank)) for load in loads)
 
+    def makes(self, coord: Coord) -> bool:
+        """Whether the target block at `coord` is made."""
+        return self.reader is None or bool(self.reader._read[self.target.block_index(coord)])
+
+    @cached_property
+    def _read(self) -> Any:
+        """Which blocks of the source are read by any rank, over its block grid."""
+        source, target = self.source, self.target
+        read = np.zeros(source.grid, bool)
+        for coord in target.coords():
+            runs = [_meet(o, b) for o, b in zip(source.offsets, target.box(coord), strict=True)]
+            if self.neutral_op(coord) is not None or not all(runs):
+                continue
+            base = self._base(target.mesh.rank_at(coord), coord)
+            lead = (slice(None) if m in self.folded else base[m] for m in source.lead_axes)
+            read[(*lead, *(slice(run[0][0], run[-1][0] + 1) for run in runs))] = True
+        return read
+
     @cached_property
     def received(self) -> dict[int, int]:
         """Bytes that each target rank loads from other ranks."""
@@ -160,7 +182,7 @@ class Stage:
             own *= np.maximum(np.minimum(hi, hi_own) - np.maximum(lo, lo_own), 0)
         for m in self.kept:
             own *= coords[:, m] == there[:, m]
-        loaded = np.array([self.neutral_op(c) is None for c in target.coords()])
+        loaded = np.array([self.neutral_op(c) is None and self.makes(c) for c in target.coords()])
         bytes_ = (volume - own) * loaded * target.dtype.itemsize
         return dict(zip(target.mesh.process_ids, bytes_.tolist(), strict=True))
 
@@ -217,7 +239,8 @@ class Plan:
         """Bytes by (source rank, target rank); built when asked for."""
         out: dict[tuple[int, int], int] = {}
         for stage in self.stages:
-            for rank in stage.target.mesh.process_ids:
+            for coord in filter(stage.makes, stage.target.coords()):
+                rank = stage.target.mesh.rank_at(coord)
                 for load in stage.loads(rank):
                     if load.rank != rank and load.size:
                         key = (load.rank, rank)
@@ -279,7 +302,8 @@ def make_plan(source: Layout, target: Layout, two_stage_bytes: int = 2**20) -> P
     if held <= two_stage_bytes:
         return Plan(source, target, (direct,), f"{how}: a rank holds {format_bytes(held)}, no more than {limit}")
     middle = _scattered(direct)
-    stages = () if middle is None else (Stage(source, middle), Stage(middle, target))
+    last = None if middle is None else Stage(middle, target)
+    stages = () if middle is None or last is None else (Stage(source, middle, last), last)
     total = sum(s.total_bytes for s in stages)
     replicas = any(isinstance(p, Replicate) for p in target.placements)
     if not stages or total > direct.total_bytes or (total == direct.total_bytes and not replicas):

@@ -133,6 +133,8 @@ def carry_out(stage: Stage, held: Locals) -> Locals:
         written = np.zeros(block.shape, np.int8)
         rank = stage.target.mesh.rank_at(coord)
         moved[rank] = 0
+        if not stage.makes(coord):
+            continue
         op = stage.neutral_op(coord)
         if op is not None:
             block[...] = reduction(op).neutral(block.dtype)
