@@ -110,7 +110,8 @@ def _info() -> Iterator[str]:
     for rank, address in world.table().items():
         ranks[address].append(str(rank))
     hosts = {worker["host"] for worker in workers.values()}
-    yield f"daskmesh {dm.__version__}, " + ", ".join(f"{package} {version(package)}" for package in ("dask", "distributed", "numpy"))
+    others = (f"{package} {version(package)}" for package in ("dask", "distributed", "numpy"))
+    yield ", ".join([f"daskmesh {dm.__version__}", *others])
     yield f"scheduler {client.scheduler.address}: {count(len(workers), 'worker')} on {count(len(hosts), 'host')}"
     worlds = [size for size in client.run_on_scheduler(_worlds) if size]
     yield f"{count(len(worlds), 'world')}: {', '.join(count(size, 'rank') for size in worlds) or 'no mesh was used yet'}"
