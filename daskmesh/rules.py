@@ -298,6 +298,8 @@ class Decision:
 def decide(signature: Signature, operands: tuple[Layout | Dense, ...], dtype: Dtype, output: Layout | None = None) -> Decision:
     """Choose the layouts of the operands of an operation, and that of its result.
 
+    **Communication**: none here; ``plans`` of the decision hold what has to move before the operation can run.
+
     Parameters
     ----------
     operands : tuple of Layout or Dense

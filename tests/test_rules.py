@@ -496,6 +496,14 @@ def test_a_reduction_that_cannot_be_split_needs_its_dim_whole() -> None:
     assert (decision.operands[0].placements, decision.output.placements, decision.total_bytes) == ((S1,), (S0,), 384)
 
 
+def test_a_whole_label_is_not_cut() -> None:
+    scan = Signature(((0, 1),), (0, 1), flows=linear(), whole=frozenset({0}))
+    for p, out in ((S0, S1), (S1, S1), (P, P), (R, R)):
+        decision = decide(scan, (eight(p),), F8)
+        assert decision.output.placements == (out,)
+        check(decision, lambda _, x: np.cumsum(x, 0), lambda x: np.cumsum(x, 0))
+
+
 # --- The choice ---------------------------------------------------------------------------------------------------------
 
 
