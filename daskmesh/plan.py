@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -157,12 +157,13 @@ class Stage:
         source, target = self.source, self.target
         read = np.zeros(source.grid, bool)
         for coord in target.coords():
-            runs = [_meet(o, b) for o, b in zip(source.offsets, target.box(coord), strict=True)]
-            if self.neutral_op(coord) is not None or not all(runs):
+            box = target.box(coord)
+            if self.neutral_op(coord) is not None or any(b.start == b.stop for b in box):
                 continue
+            runs = (slice(bisect_right(o, b.start) - 1, bisect_left(o, b.stop)) for o, b in zip(source.offsets, box, strict=True))
             base = self._base(target.mesh.rank_at(coord), coord)
             lead = (slice(None) if m in self.folded else base[m] for m in source.lead_axes)
-            read[(*lead, *(slice(run[0][0], run[-1][0] + 1) for run in runs))] = True
+            read[(*lead, *runs)] = True
         return read
 
     @cached_property
