@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 from dask._task_spec import List, TaskRef
 from dask.base import tokenize
-from distributed import Reschedule
+from distributed import Reschedule, get_worker
+from distributed.utils import sync
 
 from daskmesh import config
 from daskmesh.graph import Layer, Node, block_key, block_of, local_of
@@ -29,9 +30,10 @@ from daskmesh.placement import Partial, reduction
 from daskmesh.plan import Load, Plan, Stage
 from daskmesh.store import Ticket, TicketLost, expose
 from daskmesh.tasks import DirectoryTask, RankTask, TicketTask
+from daskmesh.transport import load as load_view
 from daskmesh.transport import load_all
 
-__all__ = ["Exchange", "exchanged", "expose_layer"]
+__all__ = ["Exchange", "exchanged", "expose_layer", "reschedule"]
 
 MANY_PEERS = 64
 TILE_BYTES = 4 * 2**20
@@ -55,7 +57,8 @@ class Exchange(Node):
         return (self.source,)
 
     def _lower(self) -> Layer:
-        source, stage = self.source, self.stage
+        # As a task carries it: without what was worked out for the plan.
+        source, stage = self.source, Stage(self.stage.source, self.stage.target)
         name = "reshard-" + tokenize(source.name, stage.target)
         tickets, tasks = expose_layer(source)
         wanted = {c: stage_sources(stage, c) for c in stage.target.coords()}
@@ -76,7 +79,7 @@ class Exchange(Node):
                 claims = TaskRef((directory,)) if many else List(*(TaskRef((tickets, *source.layout.block_index(c))) for c in others))
             key = (name, *stage.target.block_index(coord))
             rank = stage.target.mesh.rank_at(coord)
-            layer[key] = RankTask(key, assemble, stage, coord, held, claims, world=self.world, rank=rank)
+            layer[key] = RankTask(key, assemble, stage, coord, tickets, held, claims, world=self.world, rank=rank)
         return Layer(name, layer, (source,), extra, frozenset(reads))
 
 
@@ -118,11 +121,15 @@ def _own(stage: Stage, coord: Coord, source: Coord) -> bool:
     return stage.source.mesh.rank_at(source) == stage.target.mesh.rank_at(coord)
 
 
-def assemble(stage: Stage, coord: Coord, own: Any, tickets: Sequence[Ticket] | dict[Coord, Ticket] | None) -> Any:
+def assemble(
+    stage: Stage, coord: Coord, name: str, own: Any, tickets: Sequence[Ticket] | dict[Coord, Ticket] | None
+) -> Any:
     """Build the target block at `coord`: load the views that it needs, folding terms where the source is Partial.
 
     Parameters
     ----------
+    name : str
+        First part of the keys of the tickets.
     own : array or None
         The block that this rank itself holds of the source, if it is needed.
     tickets : sequence, mapping or None
@@ -147,9 +154,34 @@ def assemble(stage: Stage, coord: Coord, own: Any, tickets: Sequence[Ticket] | d
                 for inner in _tiles(dst, target.dtype.itemsize):
                     out[inner] = reader.fold([_cut(load, inner) for load in loads])
     except TicketLost:
-        time.sleep(_RETRY_PAUSE)
-        raise Reschedule from None
+        reschedule({(name, *stage.source.block_index(c)): ticket for c, ticket in reader.tickets.items()})
     return block_of(out, target, coord)
+
+
+def reschedule(tickets: Mapping[Any, Ticket]) -> NoReturn:
+    """End the running task, which met a void ticket, so that it runs again once the ticket has been made anew.
+
+    Parameters
+    ----------
+    tickets : mapping
+        The tickets that the task read, by key. If the scheduler does not know by now that one is void, it is told.
+
+    Raises
+    ------
+    distributed.Reschedule
+        Always.
+    """
+    time.sleep(_RETRY_PAUSE)
+    worker = get_worker()
+    task = worker.state.tasks.get(worker.get_current_task())
+    if task is not None and task.state in ("executing", "long-running"):  # else cancelled: the scheduler knows
+        for key, ticket in tickets.items():
+            try:
+                load_view(ticket, [slice(0, min(n, 1)) for n in ticket.shape])
+            except TicketLost:
+                sync(worker.loop, worker.scheduler.daskmesh_ticket_lost, key=key, address=ticket.address)
+                break
+    raise Reschedule
 
 
 class _Reader:
@@ -158,13 +190,13 @@ class _Reader:
     def __init__(self, stage: Stage, coord: Coord, own: Any, tickets: Any) -> None:
         self.stage = stage
         layout = stage.source
-        self.own = None if own is None else local_of(own, layout)
+        self.own: Any = None if own is None else local_of(own, layout)
         self.rank = stage.target.mesh.rank_at(coord)
-        self.lead = (0,) * layout.lead
+        self.lead: tuple[int | slice, ...] = (0,) * layout.lead
+        others = [c for c in stage_sources(stage, coord) if not _own(stage, coord, c)]
         if isinstance(tickets, dict):
-            self.tickets = tickets
+            self.tickets: dict[Coord, Ticket] = {c: tickets[c] for c in others}
         else:
-            others = [c for c in stage_sources(stage, coord) if not _own(stage, coord, c)]
             self.tickets = dict(zip(others, tickets or (), strict=True))
 
     def empty(self, shape: tuple[int, ...]) -> Any:
@@ -174,7 +206,7 @@ class _Reader:
 
     def read(self, wanted: Sequence[tuple[Load, Any]]) -> None:
         """Load views into arrays, many at once."""
-        jobs = []
+        jobs: list[tuple[Ticket, tuple[int | slice, ...], Any]] = []
         for load, out in wanted:
             if load.rank == self.rank:
                 out[...] = self.own[load.src]
