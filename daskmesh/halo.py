@@ -1,0 +1,260 @@
+"""Halo exchange: each rank gets the rows of its neighbours that border on its own.
+
+One tensor dim after another, each time with the halos of the dims before, so corners come along without messages of
+their own. Along one dim, rows move both ways at once::
+
+    index i-1 │ ......aa │        a: my low halo      the last rows of i-1
+    index i     aa│ own rows │bb  b: my high halo     the first rows of i+1
+    index i+1                │ bb........ │
+
+A shard with fewer rows than the halo is deep has not enough to give: it passes on what it gets from behind, one round
+later, until the halo is full or the end of the array is reached. Both sides of a message know that by counting.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from daskmesh.algorithms import along, written
+from daskmesh.gang import MeshDim, as_array, current_gang, unknown_shape
+from daskmesh.parcels import Group
+
+__all__ = ["halo_exchange"]
+
+Array = Any
+BOUNDARIES = ("periodic", "none", "reflect", "nearest")
+UP, DOWN = 1, -1  # towards higher indices (fills low halos), towards lower ones
+
+
+def halo_exchange(
+    x: Array,
+    depth: int | Sequence[Any] | Mapping[int, Any],
+    mesh_dims: MeshDim | Sequence[MeshDim] | Mapping[int, MeshDim],
+    boundary: Any = "none",
+    *,
+    out: Array | None = None,
+) -> Array:
+    """Surround `x` with the rows of its neighbours that border on it, corners included.
+
+    Parameters
+    ----------
+    x : array
+        This rank's shard.
+    depth : int, or one per tensor dim
+        Rows wanted on each side; a pair (below, above) for different ones.
+    mesh_dims : str, or one per tensor dim
+        The mesh dim over which each tensor dim is cut, None for one that is not (it gets a halo only if `depth` lists it);
+        a single name means tensor dim 0. A mapping from tensor dim may be given, here as for the others.
+    boundary : str or scalar, or one per tensor dim
+        What lies beyond the ends of the array: "periodic" (the other end), "reflect" (mirrored, the end row included),
+        "nearest" (the end row again), a value, or "none": nothing, so shards at the ends get no halo there.
+    out : array, optional
+        Array of the shape with all halos to fill. Where `x` is the inner part of it, only the halos are written, which
+        saves a copy in each turn of a loop.
+
+    Notes
+    -----
+    **Communication**: the elements of the halos that lie on other ranks are received.
+
+    Examples
+    --------
+    >>> from daskmesh.gang import alone
+    >>> with alone():
+    ...     halo_exchange(np.arange(4), 1, "x", "periodic"), halo_exchange(np.arange(4), (2,), "x", -1)
+    (array([3, 0, 1, 2, 3, 0]), array([-1, -1,  0,  1,  2,  3, -1, -1]))
+    """
+    gang = current_gang("halo_exchange")
+    array, _ = as_array(x)
+    ndim = array.ndim
+    single = isinstance(mesh_dims, str | int)
+    names = _per_dim("mesh_dims", (mesh_dims,) if single else mesh_dims, ndim, None, ())
+    depths = _per_dim("depth", depth, ndim, 0, [dim for dim, name in enumerate(names) if name is not None])
+    boundaries = _per_dim("boundary", boundary, ndim, "none", range(ndim))
+    edges = [_make_edge(dim, depths[dim], boundaries[dim]) for dim in range(ndim)]
+    sizes = tuple(n + edge.low + edge.high for n, edge in zip(array.shape, edges, strict=True))
+    if out is not None and (out.shape, out.dtype) != (sizes, array.dtype):
+        raise ValueError(f"halo_exchange: out is {out.dtype} {out.shape}, with all halos x is {array.dtype} {sizes}")
+    groups = [gang.group(() if name is None else name) for name in names]
+    if gang.trace is not None:
+        if any(edge.boundary == "none" and edge.low + edge.high for edge in edges if isinstance(edge.boundary, str)):
+            raise unknown_shape("halo_exchange with boundary 'none'")
+        return gang.traced(sizes, array.dtype)
+    return _surround(array, list(zip(groups, edges, strict=True)), out)
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """What to do along one tensor dim: rows wanted below and above, and what lies beyond the ends of the array.
+
+    `boundary` is "periodic", "none", "reflect", "nearest", or a value to fill with.
+    """
+
+    dim: int
+    low: int
+    high: int
+    boundary: Any
+
+    @property
+    def periodic(self) -> bool:
+        """Whether the last index is the neighbour of the first."""
+        return isinstance(self.boundary, str) and self.boundary == "periodic"
+
+
+def _surround(x: Array, edges: Sequence[tuple[Group, _Edge]], out: Array | None = None) -> Array:
+    """Surround `x` with the halos of its neighbours; into `out`, if given, of the shape with all halos.
+
+    With the boundary "none" the result has no halo at the ends of the array.
+    """
+    lows, highs = [0] * x.ndim, [0] * x.ndim
+    for _, edge in edges:
+        lows[edge.dim], highs[edge.dim] = edge.low, edge.high
+    shape = tuple(low + n + high for low, n, high in zip(lows, x.shape, highs, strict=True))
+    valid = [slice(low, low + n) for low, n in zip(lows, x.shape, strict=True)]
+    if out is None:
+        out = np.empty(shape, x.dtype)
+    inner = out[tuple(valid)]
+    if inner.__array_interface__["data"] != x.__array_interface__["data"] or inner.strides != x.strides:
+        inner[...] = x
+    for group, edge in edges:
+        if edge.low or edge.high:
+            valid[edge.dim] = _Extension(group, edge, out, valid).run()
+    return out[tuple(valid)]
+
+
+class _Extension:
+    """The exchange along one dim: `buffer` is filled there, `valid` says what of it is known so far."""
+
+    def __init__(self, group: Group, edge: _Edge, buffer: Array, valid: Sequence[slice]) -> None:
+        self.group, self.edge = group, edge
+        self.rows = buffer[(*valid[: edge.dim], slice(None), *valid[edge.dim + 1 :])]
+        self.start, self.stop = valid[edge.dim].start, valid[edge.dim].stop
+        self.want = {UP: edge.low, DOWN: edge.high}
+        self.got = {UP: 0, DOWN: 0}
+
+    def run(self) -> slice:
+        """Fill both halos; return the rows that are known then."""
+        if self.group.size == 1:
+            if self.edge.periodic:
+                self._wrap()
+        else:
+            self._exchange()
+            self.group.settle()
+        if not self.edge.periodic and self.got != self.want:
+            self._beyond()
+        return slice(self.start - self.got[UP], self.stop + self.got[DOWN])
+
+    def _at(self, start: int, stop: int) -> Array:
+        return self.rows[along(self.edge.dim, slice(start, stop))]
+
+    def _wrap(self) -> None:
+        n = self.stop - self.start
+        if not n:
+            raise _empty(self.edge)
+        own = self._at(self.start, self.stop)
+        for way, rows in ((UP, range(-self.edge.low, 0)), (DOWN, range(n, n + self.edge.high))):
+            for row in rows:
+                self._at(self.start + row, self.start + row + 1)[...] = own[along(self.edge.dim, slice(row % n, row % n + 1))]
+            self.got[way] = self.want[way]
+
+    def _exchange(self) -> None:
+        group, dim, n = self.group, self.edge.dim, self.stop - self.start
+        shape = (*self.rows.shape[:dim], "*", *self.rows.shape[dim + 1 :])
+        call = written("halo_exchange", group.label, self.rows.dtype, shape, f", dim={dim}")
+        sent = {UP: 0, DOWN: 0}
+        moving = {
+            UP: self._at(self.stop - min(n, self.edge.low), self.stop),
+            DOWN: self._at(self.start, self.start + min(n, self.edge.high)),
+        }
+        for turn in count():
+            sends = [way for way in (UP, DOWN) if self._moves(group.index, way, turn) and sent[way] < self.want[way]]
+            takes = [way for way in (UP, DOWN) if self._moves(group.index - way, way, turn) and self.got[way] < self.want[way]]
+            if not sends and not takes:
+                return
+            if turn == group.size and not n and not any(self.got.values()):
+                raise _empty(self.edge)
+            for way in sends:
+                sent[way] += moving[way].shape[dim]
+                group.send((group.index + way) % group.size, call, moving[way])
+            for way in takes:
+                parcel = group.receive((group.index - way) % group.size, call)
+                place = self._next(way, parcel.shape[dim])
+                parcel.into(place)
+                left = self.want[way] - sent[way]
+                length = place.shape[dim]
+                keep = slice(max(length - left, 0), length) if way == UP else slice(0, max(min(left, length), 0))
+                moving[way] = place[along(dim, keep)]
+
+    def _moves(self, index: int, way: int, turn: int) -> bool:
+        """Whether `index` has a neighbour in that direction, and the rows it would pass on then have an origin."""
+        if self.edge.periodic:
+            return True
+        size = self.group.size
+        return 0 <= index < size and 0 <= index + way < size and 0 <= index - way * turn < size
+
+    def _next(self, way: int, length: int) -> Array:
+        """The next `length` free rows of a halo, counted from the own rows outwards."""
+        self.got[way] += length
+        if way == UP:
+            return self._at(self.start - self.got[UP], self.start - self.got[UP] + length)
+        return self._at(self.stop + self.got[DOWN] - length, self.stop + self.got[DOWN])
+
+    def _beyond(self) -> None:
+        """Fill what lies beyond the ends of the array."""
+        boundary = self.edge.boundary
+        if isinstance(boundary, str) and boundary == "none":
+            return
+        first, last = self.start - self.got[UP], self.stop + self.got[DOWN]
+        for way in (UP, DOWN):
+            missing = self.want[way] - self.got[way]
+            if not missing:
+                continue
+            place = self._next(way, missing)
+            if not isinstance(boundary, str):
+                place[...] = boundary
+                continue
+            depth = 1 if boundary == "nearest" else missing
+            if last - first < depth:
+                raise ValueError(
+                    f"halo_exchange: boundary {boundary!r} along dim {self.edge.dim} needs {depth} rows at the end of "
+                    f"the array, there are {last - first}; use a smaller depth or a value as boundary"
+                )
+            rows = self._at(first, first + depth) if way == UP else self._at(last - depth, last)
+            place[...] = np.flip(rows, self.edge.dim)
+
+
+def _empty(edge: _Edge) -> ValueError:
+    return ValueError(
+        f"halo_exchange: boundary 'periodic' along dim {edge.dim} of size 0 has no rows to wrap; use a value as boundary"
+    )
+
+
+def _per_dim(what: str, value: Any, ndim: int, default: Any, dims: Sequence[int]) -> list[Any]:
+    """One entry per tensor dim, from a mapping, a sequence (padded with `default`), or a single value for all `dims`."""
+    entries = [default] * ndim
+    if isinstance(value, Mapping):
+        given = {operator.index(dim): entry for dim, entry in value.items()}
+    elif isinstance(value, (tuple, list)):
+        given = dict(enumerate(value))
+    else:
+        given = dict.fromkeys(dims, value)
+    for dim, entry in given.items():
+        if not -ndim <= dim < ndim:
+            raise ValueError(f"halo_exchange: {what} has an entry for dim {dim} of an array of {ndim} dims: {value!r}")
+        entries[dim] = entry
+    return entries
+
+
+def _make_edge(dim: int, depth: Any, boundary: Any) -> _Edge:
+    """The edge of one tensor dim as the caller gave it: a depth or a pair, and a boundary."""
+    low, high = (operator.index(d) for d in (depth if isinstance(depth, (tuple, list)) else (depth, depth)))
+    if low < 0 or high < 0:
+        raise ValueError(f"halo_exchange: depth {depth!r} along dim {dim} is negative")
+    if isinstance(boundary, str) and boundary not in BOUNDARIES:
+        raise ValueError(f"halo_exchange: unknown boundary {boundary!r}; give a value or one of {', '.join(BOUNDARIES)}")
+    return _Edge(dim, low, high, boundary)

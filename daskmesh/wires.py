@@ -1,0 +1,248 @@
+"""Sockets between processes that know the same key: a Unix socket on one machine, TCP across.
+
+Both ends prove that they know the key before a byte of anything else is read, by the challenge of the standard library's
+`multiprocessing.connection`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+
+__all__ = ["Address", "Listener", "PeerLost", "Wire", "dial", "machine_id"]
+
+#: Seconds to reach a peer and to prove knowledge of the key.
+CONNECT_SECONDS = 10
+_UNIX = getattr(socket, "AF_UNIX", None)
+_REFUSALS = (OSError, EOFError, AuthenticationError, ValueError)
+
+
+class PeerLost(ConnectionError):
+    """The process of a peer has gone, or cannot be reached.
+
+    Examples
+    --------
+    >>> issubclass(PeerLost, ConnectionError)
+    True
+    """
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a process listens: a Unix socket on its own machine, and TCP (port 0: not at all).
+
+    Examples
+    --------
+    >>> Address("a1", "here", host="10.0.0.1", port=4000).local
+    ''
+    """
+
+    name: str
+    machine: str
+    local: str = ""
+    host: str = ""
+    port: int = 0
+
+
+def machine_id() -> str:
+    """Name what two processes must share to reach each other by a Unix socket: the boot and the network namespace.
+
+    Examples
+    --------
+    >>> machine_id() == machine_id()
+    True
+    """
+    if sys.platform != "linux":
+        return f"{socket.gethostname()}-{uuid.getnode()}"
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()}-{os.readlink('/proc/self/ns/net')}"
+
+
+@dataclass(eq=False)
+class Wire:
+    """One socket to a peer process that never blocks, with what could not be written yet, and half of what is read.
+
+    Only the holder of `lock` pushes; only one thread at a time pulls.
+
+    Examples
+    --------
+    >>> ends = [Wire(end, "peer") for end in socket.socketpair()]
+    >>> ends[0].push(b"hello"), ends[1].pull(memoryview(bytearray(8)), lambda view, count: print(bytes(view[:count])) or count)
+    b'hello'
+    (True, True)
+    >>> for end in ends:
+    ...     end.socket.close()
+    """
+
+    socket: socket.socket
+    peer: str
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    inbox: bytearray = field(default_factory=bytearray)
+    outbox: bytearray = field(default_factory=bytearray)
+
+    def push(self, frame: bytes) -> bool:
+        """Write `frame` after all that was pushed before; False if some of it must wait for the peer to read."""
+        try:
+            if not self.outbox:
+                sent = self.socket.send(frame)
+                if sent < len(frame):
+                    self.outbox += memoryview(frame)[sent:]
+            else:
+                self.outbox += frame
+                del self.outbox[: self.socket.send(self.outbox)]
+        except BlockingIOError:
+            if not self.outbox:
+                self.outbox += frame
+        return not self.outbox
+
+    def pull(self, scratch: memoryview, parse: Callable[[memoryview, int], int]) -> bool:
+        """Read what is there, through `scratch`; `parse` says how much of it was whole. False at the end of the stream."""
+        try:
+            count = self.socket.recv_into(scratch)
+        except BlockingIOError:
+            return True
+        if self.inbox:
+            self.inbox += scratch[:count]
+            with memoryview(self.inbox) as view:
+                done = parse(view, len(self.inbox))
+            del self.inbox[:done]
+        else:
+            done = parse(scratch, count)
+            if done < count:
+                self.inbox += scratch[done:count]
+        return count > 0
+
+
+@dataclass(eq=False)
+class Listener:
+    """Accepts peers; `welcome` gets each one's socket and name, once it has proved that it knows the key.
+
+    `host` is the interface to listen on for TCP; without it only processes of this machine get through.
+
+    Examples
+    --------
+    >>> listener = Listener(b"key", lambda peer, name: peer.close())
+    >>> peer = dial(listener.address, b"key", "me")
+    >>> peer.close(), listener.close()
+    (None, None)
+    """
+
+    key: bytes
+    welcome: Callable[[socket.socket, str], None]
+    host: str | None = None
+    address: Address = field(init=False)
+    _open: list[socket.socket] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        name, local, port = uuid.uuid4().hex, "", 0
+        if _UNIX is not None:
+            # An abstract name leaves no file behind when the process is killed.
+            local = f"\0daskmesh-{name}" if sys.platform == "linux" else f"{tempfile.mkdtemp('daskmesh')}/links"
+            listener = socket.socket(_UNIX)
+            listener.bind(local)
+            listener.listen(128)
+            self._open.append(listener)
+        if self.host is not None:
+            self._open.append(socket.create_server((self.host, 0), family=_family(self.host), backlog=128))
+            port = self._open[-1].getsockname()[1]
+        self.address = Address(name, machine_id(), local, self.host or "", port)
+        for listener in self._open:
+            threading.Thread(target=self._accept, args=(listener,), name="daskmesh-accept", daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return  # closed
+            # One that never answers the challenge must not keep the others waiting.
+            threading.Thread(target=self._greet, args=(peer,), name="daskmesh-greet", daemon=True).start()
+
+    def _greet(self, peer: socket.socket) -> None:
+        connection = _connection(peer)
+        try:
+            deliver_challenge(connection, self.key)
+            answer_challenge(connection, self.key)
+            name = connection.recv_bytes(64).decode()
+        except _REFUSALS:
+            connection.close()
+            return
+        self.welcome(_socket(connection), name)
+
+    def close(self) -> None:
+        """Accept no more."""
+        for listener in self._open:
+            # A thread that sleeps in accept() hears a shutdown, but not a close.
+            try:
+                listener.shutdown(socket.SHUT_RDWR)
+            except OSError:  # macOS: a listener is not connected; there close() does it
+                pass
+            listener.close()
+        self._open.clear()
+
+
+def dial(to: Address, key: bytes, name: str) -> socket.socket | None:
+    """Connect to the process that listens at `to` and introduce ourselves as `name`; None if there is no road.
+
+    **Communication**: one connection and its challenge, by the Unix socket if both are on one machine, else TCP.
+
+    Examples
+    --------
+    >>> dial(Address("gone", machine_id(), "\\0nobody-listens-here"), b"key", "me") is None
+    True
+    """
+    roads: list[tuple[int, str | tuple[str, int]]] = []
+    if to.local and _UNIX is not None and to.machine == machine_id():
+        roads.append((_UNIX, to.local))
+    if to.port:
+        roads.append((_family(to.host), (to.host, to.port)))
+    for family, target in roads:
+        peer = socket.socket(family)
+        peer.settimeout(CONNECT_SECONDS)
+        try:
+            peer.connect(target)
+        except OSError:
+            peer.close()
+            continue
+        connection = _connection(peer)
+        try:
+            answer_challenge(connection, key)
+            deliver_challenge(connection, key)
+            connection.send_bytes(name.encode())
+        except _REFUSALS:
+            connection.close()
+            continue
+        return _socket(connection)
+    return None
+
+
+def _family(host: str) -> int:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _connection(peer: socket.socket) -> Connection:
+    """Hand the socket to the standard library for the challenge, which must not take for ever."""
+    peer.setblocking(True)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        peer.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", CONNECT_SECONDS, 0))
+    return Connection(peer.detach())
+
+
+def _socket(connection: Connection) -> socket.socket:
+    """Take the socket back, set up for short messages."""
+    peer = socket.socket(fileno=os.dup(connection.fileno()))
+    connection.close()
+    peer.setblocking(False)
+    if peer.family != _UNIX:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return peer
