@@ -20,7 +20,7 @@ FLOORS: list[tuple[int, str]] = [
     (0, "placement pen"),
     (0, "mesh"),
     (1, "layout"),
-    (2, "draw algebra pricing"),
+    (2, "draw algebra pricing trees"),
     (2, "plan notation"),
     (2, "rules"),
     (3, "config views wires"),
@@ -32,12 +32,12 @@ FLOORS: list[tuple[int, str]] = [
     (3, "transport"),
     (3, "parcels symmetric"),
     (4, "tasks region pins"),
-    (4, "tickets"),
+    (4, "tickets blame"),
     (4, "plugins"),
     (4, "world"),
     (5, "graph gang algorithms trees"),
     (5, "exchange halo regions tracing"),
-    (5, "moves collectives"),
+    (5, "regions inference moves collectives"),
     (5, "shmem"),
     (6, "dtensor"),
     (7, "creation"),
@@ -53,8 +53,8 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config store fetch serve reading transport links symmetric tasks tickets plugins world region graph exchange "
-    "regions moves dtensor conversion creation tracing mapping shmem collectives testing demo cli".split()
+    "config store fetch serve reading transport links symmetric tasks tickets blame plugins world region graph exchange "
+    "tracing running regions moves dtensor conversion creation tracing mapping shmem collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 
