@@ -15,6 +15,7 @@ those zeros.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -75,9 +76,17 @@ def _always(source: Dtype, target: Dtype) -> bool:
     return True
 
 
-_RULES = {
+def _field_or_same(source: Dtype, target: Dtype) -> bool:
+    return source == target or _field(source, target)
+
+
+def _order_or_same(source: Dtype, target: Dtype) -> bool:
+    return source == target or _order(source, target)
+
+
+_RULES: dict[str, Callable[[Dtype, Dtype], bool]] = {
     "ring": _ring, "field": _field, "order": _order, "float": _float, "bool": _bool, "same": _same, "always": _always,
-    "field or same": lambda a, b: a == b or _field(a, b), "order or same": lambda a, b: a == b or _order(a, b),
+    "field or same": _field_or_same, "order or same": _order_or_same,
 }  # fmt: skip
 _CAST = {
     "sum": "ring", "prod": "ring", "avg": "field or same", "max": "order or same", "min": "order or same",

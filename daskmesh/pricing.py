@@ -6,6 +6,7 @@ A plan gives the true figure, uneven parts and all; it is made for the layouts t
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 
 from daskmesh.layout import Layout
 from daskmesh.placement import Partial, Placement, ReduceType, Shard, reduction
@@ -16,6 +17,7 @@ _TWO_STAGE_BYTES = 2**20
 _COORDINATE_0 = frozenset(t.value for t in ReduceType if not reduction(t.value).copies)
 
 
+@lru_cache(16384)
 def estimated_bytes(source: Layout, target: tuple[Placement, ...]) -> float:
     """Bytes that move when `source` takes the placements `target` on its mesh.
 

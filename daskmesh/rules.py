@@ -56,7 +56,7 @@ __all__ = [
 
 Dtype = np.dtype[Any]
 
-_MAX_COMBINATIONS = 27
+_MAX_COMBINATIONS = 16
 
 
 class Dense(NamedTuple):
@@ -148,15 +148,10 @@ def _choose(options: list[list[_Option]], layouts: Sequence[Layout], nbytes: int
     if all(len(o) == 1 for o in options):
         return tuple(o[0] for o in options)
     mesh = layouts[0].mesh
-    known: dict[tuple[int, Placements], float] = {}
 
     def price(combination: Sequence[_Option]) -> tuple[float, float, int, int]:
-        moved = 0.0
-        for k, layout in enumerate(layouts):
-            target = tuple(o.inputs[k] for o in combination)
-            if (k, target) not in known:
-                known[k, target] = estimated_bytes(layout, target)
-            moved += known[k, target]
+        targets = zip(*(o.inputs for o in combination), strict=True)
+        moved = sum(estimated_bytes(layout, target) for layout, target in zip(layouts, targets, strict=True))
         owed = _owed(combination, mesh, nbytes)
         return moved + owed, moved, sum(o.changed for o in combination), sum(o.thin for o in combination)
 
