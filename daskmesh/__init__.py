@@ -9,6 +9,7 @@ from daskmesh.conversion import dtensor_from_fn, dtensor_from_local, dtensor_to_
 from daskmesh.creation import arange, empty, eye, from_callback, full, linspace, ones, zeros
 from daskmesh.draw import visualize_sharding
 from daskmesh.dtensor import DTensor
+from daskmesh.mapping import local_map
 from daskmesh.mesh import ProcessMesh, init_mesh
 from daskmesh.placement import Partial, PlacementError, ReduceType, Replicate, Shard
 from daskmesh.region import get_coordinate, get_rank
@@ -36,6 +37,7 @@ __all__ = [
     "init_mesh",
     "init_parallel_env",
     "linspace",
+    "local_map",
     "ones",
     "reshard",
     "shard_tensor",
