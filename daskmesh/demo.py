@@ -122,14 +122,14 @@ def sensor_table(ranks: int = 4, rows: int = ROWS, show: Print = print) -> None:
 
     mean = (column_sums(table) / rows).reshard(replicas)
     centred = table - mean
-    deviation = (column_sums(centred**2) / rows).reshard(replicas) ** 0.5
+    deviation = (column_sums(centred * centred) / rows).reshard(replicas) ** 0.5
     scores = centred / deviation
-    show(f"plan of the scores: {scores.explain()}")
+    show(f"to standardise, {format_bytes(scores.explain().total_bytes)} of column sums move; the table stays where it is")
     with _watched("standardise the columns", show) as watch:
         scores = watch(scores.persist())
 
     columns = scores.reshard(by_columns)
-    show(f"plan of whole columns: {columns.explain()}")
+    show(f"to take medians, every rank needs whole columns: {columns.explain()}")
     medians = dist.local_map(_medians, out_placements=[[dist.Shard(0), dist.Shard(0)]])(columns)
     with _watched("take their medians", show) as watch:
         medians = watch(medians.persist())
@@ -137,7 +137,7 @@ def sensor_table(ranks: int = 4, rows: int = ROWS, show: Print = print) -> None:
     with _watched("do the same in NumPy", show):
         whole = measurements((slice(0, rows), slice(0, COLUMNS)))
         whole -= whole.mean(axis=0)
-        whole /= np.sqrt((whole**2).mean(axis=0))
+        whole /= np.sqrt((whole * whole).mean(axis=0))
         expected = np.median(whole, axis=0)
     worst = max(np.abs(scores.compute() - whole).max(), np.abs(medians.compute() - expected).max())
     if not worst < 1e-9:
