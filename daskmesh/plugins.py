@@ -25,8 +25,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 from distributed.protocol.pickle import dumps
 
 from daskmesh import config
+from daskmesh.blame import Blame, watch_worker
 from daskmesh.pins import Table, WorkerId
-from daskmesh.tasks import RankTask, TicketTask
+from daskmesh.tasks import WATCHERS, RankTask, TicketTask
 from daskmesh.tickets import TicketBook
 from daskmesh.transport import release, setup_worker, teardown_worker
 
@@ -90,10 +91,11 @@ class RankPlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.ready = asyncio.Event()
         self.tickets = TicketBook(scheduler)
+        self.blame = Blame(scheduler)
         self._timers: set[asyncio.TimerHandle] = set()
-        for handler in (self.create_world, self.grow_world, self.world_table, self.forget_world):
+        own = (self.create_world, self.grow_world, self.world_table, self.forget_world)
+        for handler in (*own, self.tickets.ticket_lost, self.blame.watch, self.blame.begins):
             self.handle(handler.__name__, handler)
-        self.handle("ticket_lost", self.tickets.ticket_lost)
         for service in self._service_types:
             service().install(self)
         self._replace_replica_policy()
@@ -239,17 +241,10 @@ class RankPlugin(SchedulerPlugin):
         ranked = {address for table in self.worlds.values() for address in table.addresses()}
         return [worker for worker in workers if worker.address not in ranked] or workers
 
-    # -- tasks on a worker that died -------------------------------------------------------------------------------
-
     def log_event(self, topic: str, msg: Any) -> None:
-        """Pardon innocents: Dask counts a worker's death against all tasks assigned to it, here a rank's whole queue.
-
-        This event comes after the count and before the tasks move on, when it can still be told which were running.
-        """
+        """Hear of a death; no other hook comes between Dask's count of it and the moves of the tasks."""
         if topic == "all" and isinstance(msg, dict) and msg.get("action") == "remove-worker" and not msg["expected"]:
-            tasks = [task for key in msg["processing-tasks"] if (task := self.scheduler.tasks.get(key)) is not None]
-            for task in _innocents(tasks):
-                task.suspicious = 0
+            self.blame.worker_died(msg["worker"], msg["processing-tasks"])
 
     # -- tickets ---------------------------------------------------------------------------------------------------
 
@@ -270,7 +265,7 @@ class RankPlugin(SchedulerPlugin):
         manager = self.scheduler.extensions.get("amm")
         if manager is None:
             return
-        for policy in [policy for policy in manager.policies if type(policy) is ReduceReplicas]:
+        for policy in [policy for policy in manager.policies if type(policy) in (ReduceReplicas, OwnersKeep)]:
             manager.policies.discard(policy)
             manager.add_policy(OwnersKeep(self))
 
@@ -306,13 +301,15 @@ class MeshWorkerPlugin(WorkerPlugin):
     name = PLUGIN_NAME
     idempotent = True
 
-    def setup(self, worker: Worker) -> None:
+    async def setup(self, worker: Worker) -> None:
         """Open the store and its handlers."""
         self.worker = worker
         setup_worker(worker)
+        await watch_worker(worker)
 
     def teardown(self, worker: Worker) -> None:
         """Close the store."""
+        WATCHERS.pop(worker.address, None)
         teardown_worker(worker)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
@@ -323,16 +320,3 @@ class MeshWorkerPlugin(WorkerPlugin):
 
 def _worker_id(worker: WorkerState) -> WorkerId:
     return WorkerId(worker.address, get_address_host(worker.address), worker.nanny, str(worker.name))
-
-
-def _innocents(tasks: list[TaskState]) -> list[TaskState]:
-    """Rank tasks that a dead worker had not begun: neither seceded, nor among the first `nthreads`.
-
-    First are the tasks its last heartbeat named as running, then the others by priority.
-    """
-    worker = next((task.processing_on for task in tasks if task.processing_on is not None), None)
-    if worker is None:
-        return []
-    queue = [task for task in tasks if task not in worker.long_running]
-    queue.sort(key=lambda task: (task not in worker.executing, task.priority))
-    return [task for task in queue[worker.nthreads :] if isinstance(task.run_spec, RankTask)]

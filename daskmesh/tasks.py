@@ -13,13 +13,17 @@ from typing import Any
 
 from dask._task_spec import Task
 from dask.tokenize import tokenize
+from distributed.worker import get_worker
 
 from daskmesh.mesh import CURRENT_RANK
 
-__all__ = ["CURRENT_WORLD", "DirectoryTask", "RankTask", "TicketTask"]
+__all__ = ["CURRENT_WORLD", "WATCHERS", "DirectoryTask", "RankTask", "TicketTask"]
 
 # Set, like CURRENT_RANK, by a rank's task while it runs: the id of the world the rank belongs to.
 CURRENT_WORLD: ContextVar[str | None] = ContextVar("daskmesh_world", default=None)
+
+# Workers of this process that want to know each rank's task before it begins: address -> function of the key.
+WATCHERS: dict[str, Callable[[Any], None]] = {}
 
 
 class RankTask(Task):
@@ -73,6 +77,8 @@ class RankTask(Task):
 
     def __call__(self, values: Any = ()) -> Any:
         """Run the task as its rank: `get_rank` answers inside."""
+        if WATCHERS:
+            self._announce()
         rank = CURRENT_RANK.set(self.rank)
         world = CURRENT_WORLD.set(self.world)
         try:
@@ -80,6 +86,14 @@ class RankTask(Task):
         finally:
             CURRENT_WORLD.reset(world)
             CURRENT_RANK.reset(rank)
+
+    def _announce(self) -> None:
+        try:
+            address = get_worker().address
+        except ValueError:
+            return
+        if address in WATCHERS:
+            WATCHERS[address](self.key)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.key!r}, {getattr(self.func, '__name__', self.func)}, rank={self.rank})"
