@@ -148,7 +148,7 @@ def assemble(
         if op is not None:
             out[...] = reduction(op).neutral(target.dtype)
         elif not stage.folded:
-            reader.read([(load, out[load.dst]) for _, (load,) in stage.regions(coord)])
+            reader.read([(load, out[(*load.dst, ...)]) for _, (load,) in stage.regions(coord)])
         else:
             for dst, loads in stage.regions(coord):
                 for inner in _tiles(dst, target.dtype.itemsize):
