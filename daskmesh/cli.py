@@ -26,6 +26,7 @@ __all__ = ["main"]
 # Dask's nanny sets a trim threshold of 64 KiB, with which each large temporary array is mapped and unmapped anew.
 MALLOC = {"MALLOC_TRIM_THRESHOLD_": 2**30, "MALLOC_MMAP_THRESHOLD_": 2**30}
 SLOW_TRIM = 2**20
+PATIENCE = "10s"  # with a scheduler that does not answer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,7 +82,7 @@ def _cluster(options: argparse.Namespace) -> Iterator[None]:
     """The cluster asked for, as Dask's current one; the default starts inside this process at the first use."""
     with ExitStack() as stack:
         if options.scheduler:
-            stack.enter_context(Client(options.scheduler, timeout=10))  # type: ignore[no-untyped-call]
+            stack.enter_context(Client(options.scheduler, timeout=PATIENCE))  # type: ignore[no-untyped-call]
         elif options.processes:
             stack.enter_context(dask.config.set({"distributed.nanny.pre-spawn-environ": MALLOC}))
             workers = max(2, min(CPU_COUNT, options.ranks))

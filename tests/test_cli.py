@@ -1,0 +1,125 @@
+"""The command line: the demo prints what the page says on every kind of cluster, `info` says who sits where."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import conftest
+import numpy as np
+import pytest
+from distributed import Client
+
+import daskmesh as dm
+from daskmesh import cli, demo
+
+PAGE = ["[Rank 0] local_value=1.5", "[Rank 1] local_value=6.0", "global_value (distributed)=7.5"]
+
+
+@pytest.fixture
+def small_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = demo.run
+    monkeypatch.setattr(demo, "run", lambda ranks: run(ranks, rows=2_003))
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.usefixtures("embedded", "small_table")
+@pytest.mark.parametrize(("ranks", "mesh"), [(1, "(1, 1)"), (3, "(3, 1)"), (4, "(2, 2)"), (6, "(3, 2)")])
+def test_demo_on_the_embedded_cluster(ranks: int, mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--ranks", str(ranks)]) == 0
+    lines = lines_of(capsys)
+    assert lines[1:4] == PAGE
+    assert any(line.startswith("2,003 minutes") and line.endswith(mesh) for line in lines)
+    assert re.fullmatch(r"checked 391.2 KiB against NumPy: the largest difference is \d\.\de[+-]\d\d", lines[-1])
+    assert dm.get_world_size() == 1
+
+
+@pytest.mark.usefixtures("small_table")
+def test_demo_on_a_scheduler_and_workers_from_the_shell(
+    shell_client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["demo", "--scheduler", shell_client.scheduler.address]) == 0
+    lines = lines_of(capsys)
+    assert lines[1:4] == PAGE
+    assert lines[-1].startswith("checked")
+
+
+def test_demo_starts_worker_processes_without_the_slow_trim_threshold() -> None:
+    code = (
+        "from daskmesh import cli, demo\n"
+        "from distributed import get_client\n"
+        "import os\n"
+        "def run(ranks):\n"
+        "    demo.local_map_page()\n"
+        "    found = get_client().run(os.environ.get, 'MALLOC_TRIM_THRESHOLD_')\n"
+        "    print(len(found), set(found.values()))\n"
+        "demo.run = run\n"
+        "if __name__ == '__main__':\n"
+        "    cli.main(['demo', '--processes', '--ranks', '2'])\n"
+    )
+    env = conftest.child_environment()
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [*PAGE, f"2 {{'{2**30}'}}"]
+    assert done.stderr == ""
+
+
+def test_the_demo_finds_a_wrong_answer(embedded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_medians", lambda part: np.median(part, axis=0) + 1)
+    with pytest.raises(RuntimeError, match="the mesh and NumPy differ by 1"):
+        demo.sensor_table(ranks=2, rows=2_003, show=lambda line: None)
+
+
+@pytest.mark.usefixtures("embedded")
+def test_info_on_the_embedded_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    dm.ones((4,), mesh=dm.init_mesh(2), placements=[dm.Shard(0)]).persist()
+    assert cli.main(["info"]) == 0
+    lines = lines_of(capsys)
+    assert lines[0].startswith(f"daskmesh {dm.__version__}, dask ")
+    assert lines[2] == "1 world: 2 ranks"
+    assert [line for line in lines if "ways" in line] == ["     2 ways  a copy inside one process"]
+    assert not [line for line in lines if "warning" in line]
+
+
+def test_info_on_a_scheduler_and_workers_from_the_shell(
+    shell_client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["info", "--scheduler", shell_client.scheduler.address]) == 0
+    lines = lines_of(capsys)
+    workers = list(shell_client.scheduler_info()["workers"])
+    ranks = {line.split()[0]: line.split()[-1] for line in lines if line.startswith("tcp://")}
+    assert sorted(ranks) == sorted(workers)
+    assert sorted(ranks.values()) == ["0", "1"]
+    assert sum(int(line.split()[0]) for line in lines if " ways " in line) == 2
+    assert lines[-1].startswith("warning: 2 workers run with MALLOC_TRIM_THRESHOLD_=65536")
+
+
+def test_a_scheduler_that_is_not_there_is_an_error_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "PATIENCE", "100ms")
+    assert cli.main(["info", "--scheduler", f"tcp://127.0.0.1:{conftest.free_port()}"]) == 1
+    assert capsys.readouterr().err.startswith("daskmesh info: Timed out trying to connect to tcp://127.0.0.1:")
+
+
+@pytest.mark.parametrize("ranks", ["0", "-1", "two"])
+def test_ranks_are_checked(ranks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["demo", "--ranks", ranks])
+    assert ranks in capsys.readouterr().err
+
+
+def test_the_table_is_the_same_however_it_is_cut() -> None:
+    whole = demo.measurements((slice(0, 10_010), slice(0, 25)))
+    assert (demo.measurements((slice(9_990, 10_005), slice(3, 9))) == whole[9_990:10_005, 3:9]).all()
+    assert demo.measurements((slice(5, 5), slice(0, 25))).shape == (0, 25)
+
+
+def test_the_package_ships_its_settings_and_types() -> None:
+    package = Path(dm.__file__).parent
+    assert (package / "daskmesh.yaml").exists()
+    assert (package / "py.typed").exists()
