@@ -54,10 +54,11 @@ def read_all(loads: Iterable[Load]) -> list[Load]:
     finally:
         todo.clear()  # after an error the helpers stop at the piece they are at
         started = [future for future in futures if not future.cancel()]
-        wait(started)
+        if started:
+            wait(started)
     for future in started:
         future.result()
-    return [load for i, load in enumerate(unreadable) if load not in unreadable[:i]]
+    return list(dict.fromkeys(unreadable))
 
 
 def _work(todo: deque[tuple[Load, View]], unreadable: list[Load]) -> None:

@@ -117,11 +117,13 @@ def reset_stats() -> None:
         _counts.clear()
 
 
-def _count(worker: Worker | None, road: str, loads: Sequence[Load]) -> None:
+def _count(worker: Worker | None, by_road: dict[str, list[Load]]) -> None:
     reader = "" if worker is None else worker.address
     with _count_lock:
-        _counts[reader, road, "loads"] += len(loads)
-        _counts[reader, road, "bytes"] += sum(load.nbytes for load in loads)
+        for road, loads in by_road.items():
+            if loads:
+                _counts[reader, road, "loads"] += len(loads)
+                _counts[reader, road, "bytes"] += sum(load.nbytes for load in loads)
 
 
 def load_into(ticket: Ticket, index: Sequence[int | slice], out: Any) -> None:
@@ -233,8 +235,7 @@ def load_all(jobs: Iterable[tuple[Ticket, Sequence[int | slice], Any]]) -> None:
     remote = _start(worker, unreadable)
     if remote is not None:
         remote.finish(_put)
-    for road, loads in by_road.items():
-        _count(worker, road, loads)
+    _count(worker, by_road)
 
 
 def _worker() -> Worker | None:

@@ -107,20 +107,23 @@ def view_of(pointer: int, strides: tuple[int, ...], index: Index, out: Array) ->
     >>> view.pointer, view.strides, view.out.strides
     (4104, (32, 8), (8, 16))
     """
-    kept = []
+    kept: list[tuple[int, int]] = []  # stride, and axis of what is left of `out`
+    picks: list[Any] = []
     for entry, stride in zip(index, strides, strict=True):
-        pointer += stride * (entry.start if isinstance(entry, slice) else entry)
-        if isinstance(entry, slice):
-            kept.append(stride)
-    back = [axis for axis, stride in enumerate(kept) if stride < 0]
-    for axis in back:
-        pointer += kept[axis] * (out.shape[axis] - 1)
-    if back:
-        out = out[tuple(slice(None, None, -1) if axis in back else slice(None) for axis in range(out.ndim))]
-    axes = sorted((a for a in range(out.ndim) if out.shape[a] != 1), key=lambda axis: -abs(kept[axis]))
-    out = out[(*(slice(None) if n != 1 else 0 for n in out.shape), ...)]
-    renumbered = {axis: i for i, axis in enumerate(sorted(axes))}
-    return View(pointer, tuple(abs(kept[a]) for a in axes), out.transpose([renumbered[a] for a in axes]))
+        if not isinstance(entry, slice):
+            pointer += stride * entry
+            continue
+        pointer += stride * entry.start
+        extent = entry.stop - entry.start
+        if extent == 1:
+            picks.append(0)
+            continue
+        if stride < 0:
+            pointer += stride * (extent - 1)
+        picks.append(slice(None, None, -1 if stride < 0 else None))
+        kept.append((abs(stride), len(kept)))
+    kept.sort(key=lambda axis: -axis[0])
+    return View(pointer, tuple(stride for stride, _ in kept), out[(*picks, ...)].transpose([axis for _, axis in kept]))
 
 
 def cut(view: View, limit: int) -> Iterator[View]:
