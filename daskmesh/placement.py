@@ -202,11 +202,15 @@ def _keep(x: Array, n: int) -> Array:
     return x
 
 
+def _into(ufunc: np.ufunc, state: Array, x: Array) -> Array:
+    return ufunc(state, x) if isinstance(state, np.generic) else ufunc(state, x, out=state)
+
+
 def _by(ufunc: np.ufunc) -> dict[str, Callable[..., Any]]:
     """Fold by a ufunc that keeps the dtype, in place of the first term (a NumPy scalar has no place)."""
 
     def add(state: Array, x: Array, n: int) -> Array:
-        return ufunc(state, x) if isinstance(state, np.generic) else ufunc(state, x, out=state)
+        return _into(ufunc, state, x)
 
     return {"begin": _keep, "add": add, "end": _keep}
 
@@ -237,8 +241,8 @@ def _divided(x: Array, n: int) -> Any:
 def _add_divided(state: Any, x: Array, n: int) -> Any:
     term = _divided(x, n)
     if not isinstance(term, tuple):
-        return np.add(state, term)
-    return np.add(state[0], term[0]), np.add(state[1], term[1]), state[2]
+        return _into(np.add, state, term)
+    return _into(np.add, state[0], term[0]), _into(np.add, state[1], term[1]), state[2]
 
 
 def _end_divided(state: Any, n: int) -> Array:
