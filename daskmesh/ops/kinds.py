@@ -1,43 +1,91 @@
 """The kinds of operations: from a NumPy call to a recorded node, by the one propagation rule.
 
-Every row of the operator table comes down to `record`: the rule decides what layouts the operands need and what layout the result
-has, operands that lie elsewhere are moved, and a pure function of local arrays is recorded.
+Every row of the operator table comes down to `prepare`: the rule decides what layouts the operands need and what layout the
+result has, and operands that lie elsewhere are moved. What is left is a pure function of local arrays, which `Prepared.local` (one
+result) or `Prepared.several` records. `record` is both halves in one.
+
+A function that must know where it runs is recorded as ``located``: it gets the coordinate first, and layouts by keyword.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache
+from operator import getitem
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from daskmesh.algebra import carried, ufunc_flows
+from daskmesh.algebra import Flow, carried, ufunc_flows
 from daskmesh.conversion import shard_tensor
 from daskmesh.creation import build_box
 from daskmesh.dtensor import DTensor
 from daskmesh.graph import Local, local_of
 from daskmesh.layout import Coord, Layout
 from daskmesh.moves import moved
-from daskmesh.rules import Dense, Signature, decide, elementwise
+from daskmesh.placement import Partial, reduction
+from daskmesh.rules import Decision, Dense, Signature, decide, elementwise
 
-__all__ = ["apply_ufunc", "astype", "operand", "record"]
+__all__ = ["GUFUNCS", "Prepared", "aligned", "apply_ufunc", "astype", "dtype_of", "operand", "prepare",
+           "record", "selected"]  # fmt: skip
 
 Array = Any
-_SCALARS = (bool, int, float, complex)
+Dtype = np.dtype[Any]
 _EMBED_SIZE = 2**13  # elements of a plain operand that travel with the program, instead of as an array of their own
+_SCALAR_DTYPES = {t: np.dtype(t) for t in (bool, int, float, complex)}
+_SCALARS = {t: Dense((), d) for t, d in _SCALAR_DTYPES.items()}
+
+# Generalised ufuncs, whose operands have core dims: ufunc -> its meaning on DTensors.
+GUFUNCS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def record(
-    func: Callable[..., Array],
-    signature: Signature,
-    operands: Sequence[Any],
-    dtype: np.dtype[Any],
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    output: Layout | None = None,
-) -> DTensor:
-    """Record ``func(*locals of the operands, **kwargs)`` with the layouts that the propagation rule chooses.
+class Prepared(NamedTuple):
+    """An operation that is decided: its operands are nodes, or constants, where the rule wants them."""
+
+    decision: Decision
+    args: tuple[Any, ...]
+    world: str
+
+    def local(
+        self,
+        func: Callable[..., Array],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        located: bool = False,
+        layout: Layout | None = None,
+    ) -> DTensor:
+        """Record ``func(*locals of the operands, **kwargs)``.
+
+        Parameters
+        ----------
+        located : bool
+            `func` takes the coordinate first.
+        layout : Layout, optional
+            Of what `func` yields, if it is not the one decided.
+        """
+        decision = self.decision
+        node = Local(layout or decision.output, self.world, func, self.args, kwargs, located=located)
+        if layout is not None or decision.result == decision.output:
+            return DTensor(node)
+        return DTensor(moved(node, decision.result, decision.text))
+
+    def several(
+        self,
+        func: Callable[..., tuple[Array, ...]],
+        layouts: Sequence[Layout],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        located: bool = False,
+    ) -> tuple[DTensor, ...]:
+        """Record a function that returns one local array per layout; it runs once in every program that reads any of them."""
+        node = Local(layouts[0], self.world, func, self.args, kwargs, located=located)
+        return tuple(DTensor(Local(layout, self.world, getitem, (node, i))) for i, layout in enumerate(layouts))
+
+
+def prepare(signature: Signature, operands: Sequence[Any], dtype: Dtype, output: Layout | None = None) -> Prepared:
+    """Decide an operation and bring its operands to where it needs them.
+
+    **Communication**: none here; operands that are moved are moved when the result is computed, as ``explain()`` says.
 
     Parameters
     ----------
@@ -48,70 +96,220 @@ def record(
     output : Layout, optional
         The layout that the result must have.
     """
-    known = tuple(operand(x) for x in operands)
-    decision = decide(signature, known, dtype, output)
-    world = next(x._node.world for x in operands if isinstance(x, DTensor))
+    return _prepared(decide(signature, tuple(map(operand, operands)), dtype, output), operands)
+
+
+def _prepared(decision: Decision, operands: Sequence[Any]) -> Prepared:
     args = []
+    world = ""
     for x, target in zip(operands, decision.operands, strict=True):
         if isinstance(x, DTensor):
-            args.append(x._node if x.layout == target else moved(x._node, target, decision.text))
+            node = x._node
+            world = node.world
+            args.append(node if node.layout is target or node.layout == target else moved(node, target, decision.text))
         else:
-            args.append(_constant(x, target, world))
-    node = Local(decision.output, world, func, args, kwargs)
-    return DTensor(node if decision.result == decision.output else moved(node, decision.result, decision.text))
+            args.append(x if not target.partial_axes and type(x) in _SCALARS else (x, target))
+    constants = [_constant(*a, world) if type(a) is tuple else a for a in args]
+    return Prepared(decision, tuple(constants), world)
+
+
+def record(
+    func: Callable[..., Array],
+    signature: Signature,
+    operands: Sequence[Any],
+    dtype: Dtype,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    output: Layout | None = None,
+    located: bool = False,
+) -> DTensor:
+    """Record ``func(*locals of the operands, **kwargs)`` with the layouts that the propagation rule chooses.
+
+    **Communication**: none here; what has to move is moved when the result is computed, as ``explain()`` says.
+
+    Parameters
+    ----------
+    operands : sequence
+        DTensors, NumPy arrays and scalars; at least one DTensor.
+    dtype : dtype
+        Of the result.
+    output : Layout, optional
+        The layout that the result must have.
+    located : bool
+        `func` takes the coordinate first.
+    """
+    return prepare(signature, operands, dtype, output).local(func, kwargs, located=located)
+
+
+@lru_cache(4096)
+def _keeping(ndim: int, whole: tuple[int, ...], flows: tuple[Flow, ...]) -> Signature:
+    labels = tuple(range(ndim))
+    return Signature((labels,), labels, None, flows, frozenset(whole))
+
+
+def aligned(x: DTensor, whole: Sequence[int] = (), flows: tuple[Flow, ...] = ()) -> DTensor:
+    """The same value with the tensor dims `whole` not cut, and no Partial but those that `flows` let pass.
+
+    **Communication**: what the redistribution moves; none if `x` is so already.
+    """
+    target = decide(_keeping(x.ndim, tuple(whole), flows), (x.layout,), x.dtype)
+    return x if target.operands[0] == x.layout else DTensor(moved(x._node, target.operands[0], target.text))
 
 
 def operand(x: Any) -> Layout | Dense:
     """What the propagation rule wants to know of an operand."""
     if isinstance(x, DTensor):
-        return x.layout
-    if isinstance(x, _SCALARS):
-        return Dense((), np.dtype(type(x)))
-    return Dense(x.shape, x.dtype)
+        return x._node.layout
+    return _SCALARS.get(type(x)) or Dense(x.shape, x.dtype)
 
 
 def _constant(x: Any, target: Layout, world: str) -> Any:
     """A plain operand in the layout wanted: embedded as it is where every rank uses all of it, else a node that takes its part."""
+    if type(x) in _SCALARS:  # a Python scalar must stay one, or it would take part in promotion
+        return Local(target, world, _scalar_part, (x, target), located=True)
     if not target.partial_axes and not any(target.shard_axes):
-        if np.size(x) <= _EMBED_SIZE:
-            return x
-        return shard_tensor(x, target.mesh, target.placements)._node
-    array = np.asarray(x, target.dtype) if isinstance(x, _SCALARS) else x
+        return x if np.size(x) <= _EMBED_SIZE else shard_tensor(x, target.mesh, target.placements)._node
     if np.size(x) > _EMBED_SIZE:
-        return moved(shard_tensor(array, target.mesh, target.placements)._node, target)
-    return Local(target, world, _part, (array, target), located=True)
+        return moved(shard_tensor(x, target.mesh, target.placements)._node, target)
+    return Local(target, world, _part, (x, target), located=True)
 
 
 def _part(coord: Coord, array: Array, target: Layout) -> Array:
     return local_of(build_box(array.__getitem__, target, coord), target)
 
 
-def apply_ufunc(ufunc: np.ufunc, *inputs: Any, dtype: Any = None, casting: str = "same_kind", **kwargs: Any) -> Any:
-    """Record an elementwise ufunc with NumPy's own promotion and broadcasting."""
-    if kwargs:
+def _scalar_part(coord: Coord, x: Any, target: Layout) -> Any:
+    """A scalar placed as terms: itself, or the neutral element as a Python number of the same type."""
+    for m in target.partial_axes:
+        p = target.placements[m]
+        if isinstance(p, Partial) and coord[m] and not reduction(p.op).copies:
+            return type(x)(reduction(p.op).neutral(target.dtype))
+    return x
+
+
+class _Call(NamedTuple):
+    """What is known of a ufunc call from the dtypes and shapes of its operands."""
+
+    signature: Signature
+    results: tuple[Dtype, ...]
+
+
+def apply_ufunc(
+    ufunc: np.ufunc, *inputs: Any, dtype: Any = None, casting: str = "same_kind", where: Any = True, **kwargs: Any
+) -> Any:
+    """Record a ufunc with NumPy's own promotion and broadcasting.
+
+    Where `where` is False the result is 0; NumPy leaves such elements undefined unless it is given `out`.
+    """
+    if ufunc.signature is not None:
+        return _gufunc(ufunc)(*inputs, **_given(dtype, casting, where, kwargs))
+    if kwargs and not kwargs.keys() <= {"order", "subok"}:
         raise TypeError(f"np.{ufunc.__name__}: the arguments {sorted(kwargs)} are not defined on DTensors")
-    operands = [x if isinstance(x, (DTensor, *_SCALARS)) or hasattr(x, "dtype") else np.asarray(x) for x in inputs]
-    known = [operand(x) for x in operands]
-    kinds = tuple(type(x) if type(x) in (int, float, complex) else k.dtype for x, k in zip(operands, known, strict=True))
+    operands = []
+    known = []
+    kinds: list[Hashable] = []
+    constants: list[Any] = []
+    for x in inputs:
+        if isinstance(x, DTensor):
+            layout = x._node.layout
+            operands.append(x)
+            known.append(layout)
+            kinds.append(layout.dtype)
+            constants.append(None)
+            continue
+        if type(x) not in _SCALARS and not isinstance(x, (np.ndarray, np.generic)):
+            if _foreign(x):
+                return NotImplemented
+            x = np.asarray(x)
+        facts = _SCALARS.get(type(x)) or Dense(x.shape, x.dtype)
+        operands.append(x)
+        known.append(facts)
+        kinds.append(type(x) if type(x) in (int, float, complex) else facts.dtype)
+        constants.append(None if isinstance(x, np.ndarray) else x)
     wanted = None if dtype is None else np.dtype(dtype)
-    results = _result_dtypes(ufunc, kinds, wanted, casting)
-    constants = tuple(x if isinstance(x, (*_SCALARS, np.generic)) else None for x in operands)
-    signature = elementwise(tuple(k.shape for k in known), ufunc_flows(ufunc.__name__, constants))
-    extra = {} if wanted is None else {"dtype": wanted, "casting": casting}
-    if len(results) == 1:
-        return record(ufunc, signature, operands, results[0], extra)
-    return tuple(record(partial(_nth, ufunc, i), signature, operands, r, extra) for i, r in enumerate(results))
+    shapes = tuple(k.shape for k in known)
+    if where is not True:
+        return _where_true(ufunc, operands, tuple(kinds), where, wanted, casting)
+    call = _call(ufunc, tuple(kinds), shapes, tuple(constants), wanted, casting)
+    extra = None if wanted is None else {"dtype": wanted, "casting": casting}
+    prepared = _prepared(decide(call.signature, tuple(known), call.results[0]), operands)
+    if len(call.results) == 1:
+        return prepared.local(ufunc, extra)
+    output = prepared.decision.output
+    return prepared.several(ufunc, [output.replace(dtype=r) for r in call.results], extra)
+
+
+@lru_cache(16384)
+def _call(
+    ufunc: np.ufunc, kinds: tuple[Any, ...], shapes: tuple[Any, ...], constants: tuple[Any, ...], dtype: Any, casting: str
+) -> _Call:
+    signature = elementwise(shapes, ufunc_flows(ufunc.__name__, constants))
+    return _Call(signature, _result_dtypes(ufunc, kinds, dtype, casting))
 
 
 @lru_cache(4096)
-def _result_dtypes(ufunc: np.ufunc, kinds: tuple[Any, ...], dtype: Any, casting: str) -> tuple[np.dtype[Any], ...]:
+def _result_dtypes(ufunc: np.ufunc, kinds: tuple[Any, ...], dtype: Any, casting: str) -> tuple[Dtype, ...]:
+    if len(kinds) != ufunc.nin:
+        raise TypeError(f"np.{ufunc.__name__} takes {ufunc.nin} operands, got {len(kinds)}; out= is not defined on DTensors")
     wanted = {} if dtype is None else {"signature": (None,) * ufunc.nin + (dtype,) * ufunc.nout}
     known = ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout), casting=casting, **wanted)
     return tuple(known[ufunc.nin :])
 
 
-def _nth(ufunc: np.ufunc, i: int, *args: Array, **kwargs: Any) -> Array:
-    return ufunc(*args, **kwargs)[i]
+def _foreign(x: Any) -> bool:
+    """Whether another library's array type should answer instead; arrays on a device are chunks, not rivals."""
+    return hasattr(x, "__array_ufunc__") and not hasattr(x, "__cuda_array_interface__")
+
+
+def _gufunc(ufunc: np.ufunc) -> Callable[..., Any]:
+    if ufunc not in GUFUNCS:
+        raise TypeError(
+            f"{ufunc.__name__}, a ufunc over the core dims {ufunc.signature}, is not defined on DTensors; "
+            f"gather with np.asarray(x) first, or write a local_map"
+        )
+    return GUFUNCS[ufunc]
+
+
+def _given(dtype: Any, casting: str, where: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    given = {"dtype": dtype, "casting": casting, "where": where}
+    defaults = {"dtype": None, "casting": "same_kind", "where": True}
+    return {**kwargs, **{k: v for k, v in given.items() if v is not defaults[k]}}
+
+
+def _where_true(ufunc: np.ufunc, operands: list[Any], kinds: tuple[Any, ...], mask: Any, dtype: Any, casting: str) -> Any:
+    mask = mask if isinstance(mask, DTensor) else np.asarray(mask)
+    if mask.dtype != np.bool_:
+        raise TypeError(f"np.{ufunc.__name__}(where=...): the mask is {mask.dtype}; it must be bool")
+    results = _result_dtypes(ufunc, kinds, dtype, casting)
+    signature = elementwise(tuple(operand(x).shape for x in (mask, *operands)))
+    extra = {"ufunc": ufunc, "results": results, "keywords": {} if dtype is None else {"dtype": dtype, "casting": casting}}
+    prepared = prepare(signature, (mask, *operands), results[0])
+    if len(results) == 1:
+        return prepared.local(selected, extra)
+    return prepared.several(selected, [prepared.decision.output.replace(dtype=r) for r in results], extra)
+
+
+def selected(mask: Array, *args: Array, ufunc: np.ufunc, results: tuple[Dtype, ...], keywords: Mapping[str, Any]) -> Any:
+    """A ufunc where `mask` is True, 0 elsewhere."""
+    shape = np.broadcast_shapes(*(np.shape(x) for x in (mask, *args)))
+    like = next((x for x in (*args, mask) if hasattr(x, "shape")), None)
+    out = tuple(np.zeros_like(like, shape=shape, dtype=dtype, subok=False) for dtype in results)
+    return ufunc(*args, out=out, where=mask, **keywords)
+
+
+def dtype_of(func: Callable[..., Any], *operands: Any, **kwargs: Any) -> Dtype:
+    """The dtype of ``func(*operands, **kwargs)``, from NumPy itself on operands of one element; errors are NumPy's own."""
+    facts = tuple(x if type(x) in _SCALARS else (operand(x).dtype, len(operand(x).shape)) for x in operands)
+    return _dtype_of(func, facts, tuple((type(x), x) for x in facts), tuple(kwargs.items()))
+
+
+@lru_cache(4096)
+def _dtype_of(
+    func: Callable[..., Any], facts: tuple[Any, ...], key: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
+) -> Dtype:
+    samples = [np.ones((1,) * x[1], x[0]) if isinstance(x, tuple) else x for x in facts]
+    with np.errstate(all="ignore"):
+        return np.asarray(func(*samples, **dict(kwargs))).dtype
 
 
 def astype(x: DTensor, dtype: Any, *, copy: bool = True) -> DTensor:
@@ -122,5 +320,5 @@ def astype(x: DTensor, dtype: Any, *, copy: bool = True) -> DTensor:
     return record(_cast, elementwise((x.shape,), carried(1)), (x,), dtype, {"dtype": dtype})
 
 
-def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+def _cast(array: Array, dtype: Dtype) -> Array:
     return array.astype(dtype)
