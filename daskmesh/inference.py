@@ -50,7 +50,7 @@ def inferred(call: Call) -> tuple[Call, bool]:
     for rank, other_tree, leaves, _ in found.values():
         agree(call.title, (first_rank, tree, first), (rank, other_tree, leaves))
     outs = tuple(measured_layout(call, i, entry, [found[shapes][2][i] for shapes in of_rank]) for i, entry in enumerate(entries))
-    how = "what was inferred from the shapes of the inputs (give out_shapes= to say otherwise)"
+    how = "was inferred from the shapes of the inputs (give out_shapes= to say otherwise)"
     communicates = any(g.communicates for g in gangs)
     return replace(call, out_tree=tree, outs=outs, how=how, communicates=communicates), any(g.has_effects for g in gangs)
 

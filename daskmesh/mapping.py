@@ -240,7 +240,7 @@ class Mapped:
         if self.out_shapes is not None:
             tree = declared_tree(self.declared)
             outs = declared_layouts(self.out_shapes, call)
-            call = replace(call, out_tree=tree, outs=outs, how="out_shapes and out_placements")
+            call = replace(call, out_tree=tree, outs=outs, how="out_shapes and out_placements say")
         else:
             try:
                 call, unique = inferred(call)

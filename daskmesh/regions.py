@@ -71,7 +71,7 @@ class Region(Node):
     @property
     def ganged(self) -> bool:
         """Whether all ranks run when one is asked for."""
-        return self.call.communicates is not False or self.call.check_replicas
+        return self.call.communicates is not False or self.call.check_replicas or self.call.outs == ()
 
     @property
     def single(self) -> bool:

@@ -108,7 +108,7 @@ class Call:
     out_tree, outs : Tree and tuple, optional
         The outputs' containers and layouts, None for an output that is no array; both None if the run shall tell.
     how : str
-        Where `outs` come from, for messages.
+        Who says so, for messages.
     communicates : bool, optional
         Whether the ranks talk to each other; None if nobody knows.
     """
@@ -150,7 +150,7 @@ def run_region(call: Call, name: str, coord: Coord, blocks: Sequence[Array]) -> 
         tree, leaves, entries = call.declared.read(call.title, value)
         if call.out_tree is not None and call.outs is not None:
             if not alike(tree, call.out_tree):
-                raise ValueError(f"{call.title}: it returned {tree}, {call.how} says {call.out_tree}")
+                raise ValueError(f"{call.title}: it returned {tree}, not {call.out_tree} as {call.how}")
             _hold(call, call.outs, leaves, rank, coord)
         return tree, [compact(leaf) if is_array(leaf) else leaf for leaf in leaves], entries
     except Reschedule:
@@ -199,11 +199,11 @@ def _hold(call: Call, outs: Sequence[Layout | None], leaves: Sequence[Any], rank
             continue
         want = layout.local_shape(coord)
         if not is_array(leaf):
-            raise ValueError(f"{call.title}: output {i} of rank {rank} is {leaf!r}; {call.how} says an array of shape {want}")
+            raise ValueError(f"{call.title}: output {i} of rank {rank} is {leaf!r}, not an array of shape {want} as {call.how}")
         if leaf.shape != want or leaf.dtype != layout.dtype:
             raise ValueError(
-                f"{call.title}: output {i} of rank {rank} at coordinate {coord} has shape {leaf.shape} and dtype {leaf.dtype}; "
-                f"{call.how} says {want} and {layout.dtype}"
+                f"{call.title}: output {i} of rank {rank} at coordinate {coord} has shape {leaf.shape} and dtype {leaf.dtype}, "
+                f"not {want} and {layout.dtype} as {call.how}"
             )
 
 
