@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TicketBook"]
 
+_OVER = ("released", "forgotten", "erred")  # states in which a directory needs its tickets no more
+
 
 class TicketBook:
     """Births of tickets and the directories that collect them, on one scheduler."""
@@ -43,7 +45,7 @@ class TicketBook:
             task = self.scheduler.tasks[key]
             if isinstance(task.run_spec, DirectoryTask):
                 self._hold(key, [ticket.key for ticket in task.dependencies])
-        elif key in self._collected and finish in ("released", "forgotten"):
+        elif key in self._collected and finish in _OVER:
             # Not from within a transition, where Dask forbids others.
             asyncio.get_running_loop().call_soon(self._let_go, key)
 
@@ -86,7 +88,7 @@ class TicketBook:
 
     def _let_go(self, directory: Any) -> None:
         task = self.scheduler.tasks.get(directory)
-        if directory not in self._collected or (task is not None and task.state not in ("released", "forgotten")):
+        if directory not in self._collected or (task is not None and task.state not in _OVER):
             return
         holder = _holder(directory)
         self.scheduler.client_releases_keys(self._collected.pop(directory), holder)
