@@ -44,7 +44,7 @@ class ShellCluster:
     """``dask scheduler`` and ``dask worker`` processes on loopback; each process leads a group, which is killed as one."""
 
     def __init__(self, workers: int, grace: str) -> None:
-        failures = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}  # each costs the restart of a worker
+        failures = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "2"}  # each costs the restart of a worker
         self._env = child_environment(DASK_DASKMESH__GRACE=grace, **failures)
         self.address = f"tcp://127.0.0.1:{free_port()}"
         self.workers: list[subprocess.Popen[bytes]] = []
