@@ -1,15 +1,15 @@
 """The kinds of operations: from a NumPy call to a recorded node, by the one propagation rule.
 
 Every row of the operator table comes down to `prepare`: the rule decides what layouts the operands need and what layout the
-result has, and operands that lie elsewhere are moved. What is left is a pure function of local arrays, which `Prepared.local` (one
-result) or `Prepared.several` records. `record` is both halves in one.
+result has, and operands that lie elsewhere are moved. What is left is a pure function of local arrays, which `Prepared.local`
+(one result) or `Prepared.several` records. `record` is both halves in one.
 
 A function that must know where it runs is recorded as ``located``: it gets the coordinate first, and layouts by keyword.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from operator import getitem
 from typing import Any, NamedTuple
@@ -100,17 +100,17 @@ def prepare(signature: Signature, operands: Sequence[Any], dtype: Dtype, output:
 
 
 def _prepared(decision: Decision, operands: Sequence[Any]) -> Prepared:
-    args = []
-    world = ""
+    world = next(x._node.world for x in operands if isinstance(x, DTensor))
+    args: list[Any] = []
     for x, target in zip(operands, decision.operands, strict=True):
         if isinstance(x, DTensor):
             node = x._node
-            world = node.world
             args.append(node if node.layout is target or node.layout == target else moved(node, target, decision.text))
+        elif type(x) in _SCALARS and not target.partial_axes:
+            args.append(x)
         else:
-            args.append(x if not target.partial_axes and type(x) in _SCALARS else (x, target))
-    constants = [_constant(*a, world) if type(a) is tuple else a for a in args]
-    return Prepared(decision, tuple(constants), world)
+            args.append(_constant(x, target, world))
+    return Prepared(decision, tuple(args), world)
 
 
 def record(
@@ -164,7 +164,7 @@ def operand(x: Any) -> Layout | Dense:
 
 
 def _constant(x: Any, target: Layout, world: str) -> Any:
-    """A plain operand in the layout wanted: embedded as it is where every rank uses all of it, else a node that takes its part."""
+    """A plain operand in the layout wanted: embedded where every rank uses all of it, else a node that takes its part."""
     if type(x) in _SCALARS:  # a Python scalar must stay one, or it would take part in promotion
         return Local(target, world, _scalar_part, (x, target), located=True)
     if not target.partial_axes and not any(target.shard_axes):
@@ -206,8 +206,8 @@ def apply_ufunc(
     if kwargs and not kwargs.keys() <= {"order", "subok"}:
         raise TypeError(f"np.{ufunc.__name__}: the arguments {sorted(kwargs)} are not defined on DTensors")
     operands = []
-    known = []
-    kinds: list[Hashable] = []
+    known: list[Layout | Dense] = []
+    kinds: list[Any] = []
     constants: list[Any] = []
     for x in inputs:
         if isinstance(x, DTensor):
@@ -248,11 +248,11 @@ def _call(
 
 
 @lru_cache(4096)
-def _result_dtypes(ufunc: np.ufunc, kinds: tuple[Any, ...], dtype: Any, casting: str) -> tuple[Dtype, ...]:
+def _result_dtypes(ufunc: np.ufunc, kinds: tuple[Any, ...], dtype: Any, casting: Any) -> tuple[Dtype, ...]:
     if len(kinds) != ufunc.nin:
         raise TypeError(f"np.{ufunc.__name__} takes {ufunc.nin} operands, got {len(kinds)}; out= is not defined on DTensors")
-    wanted = {} if dtype is None else {"signature": (None,) * ufunc.nin + (dtype,) * ufunc.nout}
-    known = ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout), casting=casting, **wanted)
+    wanted: Any = (None,) * ufunc.nin + (dtype,) * ufunc.nout
+    known = ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout), casting=casting, signature=wanted)
     return tuple(known[ufunc.nin :])
 
 
