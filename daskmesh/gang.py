@@ -50,8 +50,13 @@ class Gang:
         While shapes are inferred: makes a shape-only array of a shape and dtype. Nothing is sent then.
     even : bool
         While shapes are inferred: whether all ranks have the same local shapes.
-    communicates, has_effects : bool
-        Whether a collective was called; whether something was done to others that must not be done twice.
+    communicates : bool
+        Whether a collective was called.
+    on_lost : callable or None
+        Set where something was done to others that must not be done twice: what to raise when a peer is lost, instead of running
+        the region again.
+    calling : str
+        The function that was called last.
 
     Examples
     --------
@@ -66,7 +71,8 @@ class Gang:
     trace: Callable[[tuple[int, ...], np.dtype[Any]], Any] | None = None
     even: bool = True
     communicates: bool = False
-    has_effects: bool = False
+    on_lost: Callable[[Exception], Exception] | None = None
+    calling: str = ""
     line: Line | None = None
     _groups: dict[MeshDim, Group] = field(default_factory=dict)
 
@@ -172,6 +178,7 @@ def current_gang(call: str) -> Gang:
             f"{call}() works between the ranks of a region, and none is running here; call it inside a function given "
             "to local_map"
         )
+    gang.calling = call
     return gang
 
 

@@ -24,6 +24,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from distributed.protocol import pickle
 
 from daskmesh.wires import Address, Listener, PeerLost, Wire, dial
 
-__all__ = ["Address", "Endpoint", "PeerLost", "RankLeft", "Tag"]
+__all__ = ["Address", "Endpoint", "PeerLost", "RankLeft", "Tag", "packed_error"]
 
 #: Bytes read from a socket in one call.
 READ_BYTES = 2**18
@@ -71,7 +72,7 @@ class _Waiter:
     outcome: bytearray | BaseException | None = None
 
 
-def _packed(error: BaseException) -> bytes:
+def packed_error(error: BaseException) -> bytes:
     """Pickle an error, or where it cannot be, one that says the same."""
     try:
         packed = _dumps(error)
@@ -88,8 +89,14 @@ class Endpoint:
     carries a frame to a peer by other means, and the peer hands it to `deliver`.
     """
 
-    def __init__(self, key: bytes, host: str | None = None, relay: Callable[[Address, bytes], None] | None = None) -> None:
-        self._key = key
+    def __init__(
+        self,
+        key: bytes,
+        host: str | None = None,
+        relay: Callable[[Address, bytes], None] | None = None,
+        worker: str = "",
+    ) -> None:
+        self.key = key
         self._relay = relay
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
@@ -105,11 +112,11 @@ class Endpoint:
         self._scratch = memoryview(bytearray(READ_BYTES))
         self._selector = selectors.DefaultSelector()
         self._bell, self._ring = socket.socketpair()
-        for end in (self._bell, self._ring):
-            end.setblocking(False)
+        self._bell.setblocking(False)
+        self._ring.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ, None)
         self._closed = False
-        self._listener = Listener(key, self._add_wire, host)
+        self._listener = Listener(key, self._add_wire, host, worker)
         self.address = self._listener.address
 
     def _wire(self, to: Address) -> Wire | None:
@@ -117,7 +124,7 @@ class Endpoint:
             if to.name not in self._wires:
                 if to.name in self._lost:
                     raise PeerLost(f"the process {to.name} has gone")
-                peer = dial(to, self._key, self.address.name)
+                peer = dial(to, self.key, self.address.name)
                 if peer is None and self._relay is None:
                     raise PeerLost(f"no road to the process that listens at {to.host or 'a local socket'}:{to.port}")
                 if peer is not None:
@@ -169,10 +176,13 @@ class Endpoint:
                 if waiter.tag[:2] == key:
                     self._resolve(waiter, error)
 
+    def aborted(self, region: int, attempt: int) -> BaseException | None:
+        """The error with which this attempt was ended, if it was."""
+        return self._aborted.get((region, attempt))
+
     def waiting(self) -> list[Tag]:
         """List the messages that threads of this process wait for."""
-        with self._lock:
-            return list(self._waiters)
+        return list(self._waiters)
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -182,7 +192,7 @@ class Endpoint:
 
     def send_abort(self, to: Address, tag: Tag, error: BaseException) -> None:
         """Make the process `to` call `abort` with this error."""
-        self._send(to, tag, _ABORT, _packed(error))
+        self._send(to, tag, _ABORT, packed_error(error))
 
     def send_left(self, to: Address, tag: Tag) -> None:
         """Tell the process `to` that the source rank of `tag` sends nothing more."""
@@ -238,7 +248,7 @@ class Endpoint:
             if mail:
                 return mail.popleft()
             if error := self._hopeless(waiter):
-                raise error
+                raise error.with_traceback(None)
             self._waiters[tag] = waiter
             waiter.alarm.acquire()
             if self._reader is None:
@@ -259,7 +269,7 @@ class Endpoint:
             if self._reader is waiter:
                 self._hand_over(waiter)
         if isinstance(waiter.outcome, BaseException):
-            raise waiter.outcome
+            raise waiter.outcome.with_traceback(None)
         return waiter.outcome
 
     def _hopeless(self, waiter: _Waiter) -> BaseException | None:
@@ -350,10 +360,8 @@ class Endpoint:
             waiter.alarm.release()
 
     def _ring_bell(self) -> None:
-        try:
+        with suppress(BlockingIOError):  # full of rings that nobody has heard yet: it will be heard
             self._ring.send(b"\0")
-        except BlockingIOError:
-            return  # full of rings that nobody has heard yet: it will be heard
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

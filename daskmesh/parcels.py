@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from daskmesh.links import Address, Endpoint, PeerLost, Tag
+from daskmesh.links import Address, Endpoint, PeerLost, RankLeft, Tag
 from daskmesh.store import ShardStore, Ticket, TicketLost
 from daskmesh.transport import load_into
 
@@ -72,7 +72,8 @@ def _unpack_head(packed: bytes) -> Head:
 class Line:
     """One rank's end of its conversations with the others, within one attempt of one region.
 
-    `store` holds what this rank exposes; `table` says where each rank's process listens.
+    `store` holds what this rank exposes; `table` says where each rank's process listens; `stuck` turns a timeout into an error
+    that says more.
     """
 
     endpoint: Endpoint
@@ -82,18 +83,42 @@ class Line:
     rank: int
     table: Mapping[int, Address]
     timeout: float | None = None
+    stuck: Callable[[TimeoutError], NoReturn] | None = None
     doing: str = ""
-    calls: int = 0
     _exposed: int = 0
 
     def send(self, target: int, body: bytes) -> None:
         """Send `body` to the rank `target`."""
         self.endpoint.send(self.table[target], Tag(self.region, self.attempt, self.rank, target), body)
 
-    def receive(self, source: int) -> bytearray:
-        """Wait for the next message of the rank `source`."""
+    def receive(self, source: int, call: str = "") -> bytearray:
+        """Wait for the next message of the rank `source`, for the sake of `call`."""
         tag = Tag(self.region, self.attempt, source, self.rank)
-        return self.endpoint.receive(tag, self.table[source], self.timeout)
+        self.doing = call
+        try:
+            return self.endpoint.receive(tag, self.table[source], self.timeout)
+        except RankLeft:
+            raise RankLeft(
+                f"rank {source} has returned from the region, but rank {self.rank} waits for it in {call}; all ranks of a "
+                "group must make the same collective calls"
+            ) from None
+        except TimeoutError as error:
+            if self.stuck is None:
+                raise
+            self.stuck(error)
+
+    @property
+    def whereabouts(self) -> str:
+        """What this rank is doing, for messages."""
+        mine = [tag for tag in self.endpoint.waiting() if (tag.region, tag.target) == (self.region, self.rank)]
+        if mine:
+            return f"waits for rank {mine[0].source} in {self.doing}"
+        return f"is computing, after {self.doing}" if self.doing else "is computing, before its first collective"
+
+    @property
+    def aborted(self) -> BaseException | None:
+        """The error with which this attempt was ended, if it was."""
+        return self.endpoint.aborted(self.region, self.attempt)
 
     def expose(self, array: Array) -> Ticket:
         """Let others load from `array` until `withdraw` or `close`."""
@@ -192,7 +217,7 @@ class Group:
 
     def receive(self, source: int, call: str) -> Parcel:
         """Take what the index `source` sent, which must belong to the same call."""
-        body = self._line.receive(self.ranks[source])
+        body = self._line.receive(self.ranks[source], call)
         end = len(body) - _TAIL.size
         start = end - _TAIL.unpack_from(body, end)[0]
         head = _unpack_head(bytes(body[start:end]))

@@ -16,8 +16,8 @@ import numpy as np
 from dask.base import is_dask_collection, tokenize
 from distributed import Reschedule, get_worker
 
-from daskmesh.gang import Gang, gang_context
 from daskmesh.graph import block_of, local_of
+from daskmesh.joining import taking_part
 from daskmesh.layout import Coord, Layout, make_layout, normalise_placements
 from daskmesh.mesh import ProcessMesh
 from daskmesh.placement import Replicate
@@ -133,31 +133,28 @@ def one_per_rank(mesh: ProcessMesh) -> Layout:
     return make_layout(mesh, (), (), object)
 
 
-def run_region(call: Call, name: str, coord: Coord, blocks: Sequence[Array]) -> tuple[Tree, list[Any], list[Entry]]:
+def run_region(
+    call: Call, name: str, coord: Coord, blocks: Sequence[Array], gate: Any = None
+) -> tuple[Tree, list[Any], list[Entry]]:
     """Call the function of the region `name` as the rank at `coord`; its outputs, held to what is known of them.
 
-    Whatever it raises says on which rank it was raised.
+    Whatever it raises says on which rank it was raised, and ends the region on all ranks if they wait for each other; `gate`
+    is the key of the task that depends on all of them.
     """
     rank = call.mesh.rank_at(coord)
-    try:
+    with taking_part(name, call.mesh, rank, gate, call.title):
         if call.communicates:
             _need_worker(call.title)
-        with gang_context(Gang(call.mesh, rank)):
-            args, kwargs = bound(call, blocks)
-            del blocks
-            value = call.func(*args, **kwargs)
-            del args, kwargs
+        args, kwargs = bound(call, blocks)
+        del blocks
+        value = call.func(*args, **kwargs)
+        del args, kwargs
         tree, leaves, entries = call.declared.read(call.title, value)
         if call.out_tree is not None and call.outs is not None:
             if not alike(tree, call.out_tree):
                 raise ValueError(f"{call.title}: it returned {tree}, not {call.out_tree} as {call.how}")
             _hold(call, call.outs, leaves, rank, coord)
         return tree, [compact(leaf) if is_array(leaf) else leaf for leaf in leaves], entries
-    except Reschedule:
-        raise
-    except Exception as error:
-        error.add_note(f"rank {rank} at coordinate {coord} of {call.mesh!r}, running {call.title}")
-        raise
 
 
 def _need_worker(title: str) -> None:
@@ -231,7 +228,7 @@ def run_several(call: Call, name: str, coord: Coord, *blocks: Array) -> tuple[An
 
 def run_ganged(call: Call, name: str, coord: Coord, *blocks: Array) -> tuple[Any, ...]:
     """All outputs of one rank, the arrays exposed: tickets and values, containers, entries, and digests of replicas."""
-    tree, leaves, entries = run_region(call, name, coord, blocks)
+    tree, leaves, entries = run_region(call, name, coord, blocks, ("gate-" + name.removeprefix("run-"),))
     at = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
     digests = [_digest(leaves[i]) if call.check_replicas and i in at else None for i in range(len(leaves))]
     for i, ticket in zip(at, expose_all([leaves[i] for i in at]), strict=True):

@@ -38,7 +38,7 @@ class PeerLost(ConnectionError):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a process listens: a Unix socket on its own machine, and TCP (port 0: not at all).
+    """Where a process listens: a Unix socket on its own machine, and TCP (port 0: not at all); `worker` is its Dask worker.
 
     Examples
     --------
@@ -51,6 +51,7 @@ class Address:
     local: str = ""
     host: str = ""
     port: int = 0
+    worker: str = ""
 
 
 def machine_id() -> str:
@@ -139,6 +140,7 @@ class Listener:
     key: bytes
     welcome: Callable[[socket.socket, str], None]
     host: str | None = None
+    worker: str = ""
     address: Address = field(init=False)
     _open: list[socket.socket] = field(default_factory=list)
 
@@ -154,7 +156,7 @@ class Listener:
         if self.host is not None:
             self._open.append(socket.create_server((self.host, 0), family=_family(self.host), backlog=128))
             port = self._open[-1].getsockname()[1]
-        self.address = Address(name, machine_id(), local, self.host or "", port)
+        self.address = Address(name, machine_id(), local, self.host or "", port, self.worker)
         for listener in self._open:
             threading.Thread(target=self._accept, args=(listener,), name="daskmesh-accept", daemon=True).start()
 

@@ -34,8 +34,9 @@ FLOORS: list[tuple[int, str]] = [
     (4, "tasks region pins"),
     (4, "tickets blame"),
     (4, "plugins"),
-    (4, "world"),
+    (4, "world meeting"),
     (5, "graph gang algorithms"),
+    (5, "joining"),
     (5, "exchange halo tracing running"),
     (5, "regions inference moves collectives"),
     (5, "shmem"),
@@ -53,7 +54,7 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config store fetch serve reading transport links symmetric tasks tickets blame plugins world region graph exchange "
+    "config store fetch serve reading transport links symmetric tasks tickets blame plugins world meeting joining region graph exchange "
     "tracing running regions moves dtensor conversion creation mapping shmem collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
