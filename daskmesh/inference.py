@@ -52,7 +52,7 @@ def inferred(call: Call) -> tuple[Call, bool]:
     outs = tuple(measured_layout(call, i, entry, [found[shapes][2][i] for shapes in of_rank]) for i, entry in enumerate(entries))
     how = "was inferred from the shapes of the inputs (give out_shapes= to say otherwise)"
     communicates = any(g.communicates for g in gangs)
-    return replace(call, out_tree=tree, outs=outs, how=how, communicates=communicates), any(g.has_effects for g in gangs)
+    return replace(call, out_tree=tree, outs=outs, how=how, communicates=communicates), any(g.on_lost is not None for g in gangs)
 
 
 def _call_on_shapes(call: Call, shapes: Shapes) -> Any:
