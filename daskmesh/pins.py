@@ -13,9 +13,11 @@ worker bears.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -108,15 +110,11 @@ class Table:
         With no worker at all each new rank gets a slot of its own, which waits for a worker to join.
         """
         self._slots += [_Slot(worker) for worker in self._spares(workers)]
-        load = Counter(self._homes)
-        for rank in range(self.size, size):
-            live = [i for i, slot in enumerate(self._slots) if slot.alive]
-            if live:
-                home = min(live, key=lambda i: (load[i], i))
-            else:
-                home = len(self._slots)
+        live = [i for i, slot in enumerate(self._slots) if slot.alive]
+        deal = _evenly(live, self._homes) if live else itertools.count(len(self._slots))
+        for rank, home in zip(range(self.size, size), deal, strict=False):
+            if not live:
                 self._slots.append(_Slot(None, now, alive=False))
-            load[home] += 1
             self._homes.append(home)
             self._seats.append(home)
             self._pins.append({self._sentinel(rank)})
@@ -155,10 +153,8 @@ class Table:
             survivors = [i for i, slot in enumerate(self._slots) if (w := self._live(slot)) and w.address in here]
             if not survivors:
                 return moved
-            load = Counter(self._seats)
-            for rank in [rank for rank, seat in enumerate(self._seats) if seat == index]:
-                seat = min(survivors, key=lambda i: (load[i], i))
-                load[seat] += 1
+            lost = [rank for rank, seat in enumerate(self._seats) if seat == index]
+            for rank, seat in zip(lost, _evenly(survivors, self._seats), strict=False):
                 self._seats[rank] = seat
                 self._repin(rank)
                 moved = True
@@ -204,3 +200,14 @@ class Table:
     @staticmethod
     def _live(slot: _Slot) -> WorkerId | None:
         return slot.worker if slot.alive else None
+
+
+def _evenly(slots: list[int], taken: list[int]) -> Iterator[int]:
+    """Slots for ever, each time the one with the fewest ranks, then the first; `taken` holds the slot of each rank now."""
+    load = Counter(taken)
+    heap = [(load[slot], slot) for slot in slots]
+    heapq.heapify(heap)
+    while True:
+        count, slot = heap[0]
+        heapq.heapreplace(heap, (count + 1, slot))
+        yield slot

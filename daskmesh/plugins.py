@@ -93,7 +93,7 @@ class RankPlugin(SchedulerPlugin):
         self.tickets = TicketBook(scheduler)
         self.blame = Blame(scheduler)
         self._timers: set[asyncio.TimerHandle] = set()
-        own = (self.create_world, self.grow_world, self.world_table, self.forget_world)
+        own = (self.create_world, self.world_table, self.world_size, self.forget_world)
         for handler in (*own, self.tickets.ticket_lost, self.blame.watch, self.blame.begins):
             self.handle(handler.__name__, handler)
         for service in self._service_types:
@@ -127,21 +127,19 @@ class RankPlugin(SchedulerPlugin):
         await self.ready.wait()
         self._drop_orphans()
         size = ranks if ranks is not None else max(len(self.scheduler.workers), at_least)
-        table = self._new_table(f"w{uuid.uuid4().hex[:12]}", client)
-        table.grow(size, self._running(), monotonic())
-        self._fold_later(table)
+        table = self._grown(f"w{uuid.uuid4().hex[:12]}", client, size)
         return {"world": table.world, "size": size, "workers": len(self.scheduler.workers)}
 
-    async def grow_world(self, world: str, size: int) -> dict[str, Any]:
-        """Add ranks to a world; those that are there keep their workers."""
-        table = self._table(world)
-        table.grow(size, self._running(), monotonic())
-        self._fold_later(table)
-        return {"size": table.size}
+    async def world_table(self, world: str, client: str, size: int) -> list[str]:
+        """The worker address of each rank, empty for one that has none right now, of a world of `size` ranks at least.
 
-    async def world_table(self, world: str) -> list[str]:
-        """The worker address of each rank; empty for a rank that has none right now."""
-        return self._table(world).addresses()
+        Ranks that are there keep their workers; a world that is not there is made.
+        """
+        return self._grown(world, client, size).addresses()
+
+    async def world_size(self, world: str) -> int:
+        """Number of ranks; 1 for a world that is not there."""
+        return self.worlds[world].size if world in self.worlds else 1
 
     async def forget_world(self, world: str) -> None:
         """Drop a world as soon as nothing pinned to it is left."""
@@ -149,15 +147,15 @@ class RankPlugin(SchedulerPlugin):
             self.worlds[world].released = True
             self._drop_orphans()
 
-    def _new_table(self, world: str, client: str) -> Table:
-        table = self.worlds[world] = Table(world, client, config.seconds("grace"))
+    def _grown(self, world: str, client: str, size: int) -> Table:
+        # A world nobody here knows (its client was cut off, an old pickle) is dealt anew: no task is left without a pin.
+        table = self.worlds.get(world)
+        if table is None:
+            table = self.worlds[world] = Table(world, client, config.seconds("grace"))
+        if size > table.size:
+            table.grow(size, self._running(), monotonic())
+            self._fold_later(table)
         return table
-
-    def _table(self, world: str) -> Table:
-        try:
-            return self.worlds[world]
-        except KeyError:
-            raise RuntimeError(f"this scheduler has no world {world}; call init_parallel_env()") from None
 
     def _drop_orphans(self) -> None:
         gone = {id_ for id_, table in self.worlds.items() if table.released or table.client not in self.scheduler.clients}
@@ -184,15 +182,7 @@ class RankPlugin(SchedulerPlugin):
             task = scheduler.tasks[key]
             spec = task.run_spec
             if isinstance(spec, RankTask):
-                task.worker_restrictions = self._pin(spec.world, spec.rank, client)
-
-    def _pin(self, world: str, rank: int, client: str) -> set[str]:
-        # A world nobody here knows (an old pickle, a restarted scheduler) is dealt anew: a task is never left unpinned.
-        table = self.worlds.get(world) or self._new_table(world, client)
-        if rank >= table.size:
-            table.grow(rank + 1, self._running(), monotonic())
-            self._fold_later(table)
-        return table.pin(rank)
+                task.worker_restrictions = self._grown(spec.world, client, spec.rank + 1).pin(spec.rank)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Bring ranks home; Dask schedules the tasks that wait for them right after."""

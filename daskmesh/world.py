@@ -67,13 +67,18 @@ class World:
 
         **Communication**: one message to the scheduler.
         """
-        return dict(enumerate(_ask(self.client, "world_table", world=self.id)))
+        return dict(enumerate(self._addresses(self.size)))
 
     def __repr__(self) -> str:
         return f"World(size={self.size}, fixed={self.fixed}, scheduler={_address(self.client)!r})"
 
     def _grow(self, size: int) -> None:
-        self._size = _ask(self.client, "grow_world", world=self.id, size=size)["size"]
+        self._size = len(self._addresses(size))
+
+    def _addresses(self, size: int) -> list[str]:
+        client = self.client
+        addresses: list[str] = _ask(client, "world_table", world=self.id, client=client.id, size=size)
+        return addresses
 
     @property
     def _closed(self) -> bool:
@@ -144,9 +149,7 @@ def init_parallel_env(n_ranks: int | None = None, client: Client | None = None) 
             return _make_world(n_ranks, client)
         if client not in (None, world.client) or (n_ranks is not None and (n_ranks != world.size or not world.fixed)):
             asked = ", ".join(f"{k}={v!r}" for k, v in (("n_ranks", n_ranks), ("client", client)) if v is not None)
-            raise RuntimeError(
-                f"init_parallel_env({asked}): there is a world already, {world!r}; call shutdown() first"
-            )
+            raise RuntimeError(f"init_parallel_env({asked}): there is a world already, {world!r}; call shutdown() first")
         return world
 
 
@@ -190,7 +193,7 @@ def get_world_size() -> int:
             worker = get_worker()
         except ValueError:
             return 1
-        return len(sync(worker.loop, worker.scheduler.daskmesh_world_table, world=running))
+        return int(sync(worker.loop, worker.scheduler.daskmesh_world_size, world=running))
     return max(1, world.size) if world is not None and not world._closed else 1
 
 
@@ -247,9 +250,7 @@ def _live_world() -> World | None:
 
 def _make_world(n_ranks: int | None, client: Client | None, at_least: int = 0) -> World:
     if CURRENT_WORLD.get() is not None:
-        raise RuntimeError(
-            "a world cannot be made inside a rank's task: use NumPy arrays there and DTensors on the client"
-        )
+        raise RuntimeError("a world cannot be made inside a rank's task: use NumPy arrays there and DTensors on the client")
     # Made by the first use of a mesh, or as good as: it follows Dask's current client. One made to measure stays.
     implicit = client is None and n_ranks is None
     client = client or _current_client()

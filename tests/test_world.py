@@ -18,6 +18,7 @@ from distributed.client import default_client
 
 from daskmesh import world as worlds
 from daskmesh.mesh import ProcessMesh
+from daskmesh.plugins import RankPlugin
 from daskmesh.region import get_coordinate, get_rank
 from daskmesh.tasks import RankTask, TicketTask
 from daskmesh.world import get_world_size, init_parallel_env, shutdown, world_for
@@ -242,3 +243,39 @@ def test_no_world_is_made_inside_a_task(embedded):
     shutdown()
     with pytest.raises(RuntimeError, match="inside a rank's task"):
         task()
+
+
+# -- more on the scheduler
+
+
+class Roll:
+    """A service that counts the workers lost."""
+
+    def install(self, ranks):
+        self.lost = []
+        ranks.on_remove_worker.append(lambda address, stimulus_id: self.lost.append(address))
+        ranks.handle("roll", self.call)
+
+    async def call(self):
+        return self.lost
+
+
+@pytest.mark.cluster
+def test_a_service_runs_beside_the_tables(embedded):
+    with local_cluster(n_workers=2, processes=False) as cluster, Client(cluster) as client:
+        client.register_plugin(RankPlugin([Roll]))
+        client.register_plugin(RankPlugin([Roll]))
+        world = init_parallel_env(3)
+        lost = world.table()[1]
+        assert client.sync(client.scheduler.daskmesh_roll) == []
+        client.retire_workers([lost])
+        assert client.sync(client.scheduler.daskmesh_roll) == [lost]
+        assert [bool(address) for address in world.table().values()] == [True, False, True]
+
+
+@pytest.mark.cluster
+def test_a_world_that_its_scheduler_dropped_is_dealt_again(embedded):
+    world = init_parallel_env(3)
+    world.client.sync(world.client.scheduler.daskmesh_forget_world, world=world.id)
+    assert list(world.table()) == [0, 1, 2]
+    assert all(world.table().values())
