@@ -43,6 +43,7 @@ class World:
     Examples
     --------
     >>> import daskmesh as dm
+    >>> dm.shutdown()  # leaves the world that there may be
     >>> world = dm.init_parallel_env(2)
     >>> world.size, world.fixed, sorted(world.table())
     (2, True, [0, 1])
@@ -183,8 +184,13 @@ def get_world_size() -> int:
     Examples
     --------
     >>> import daskmesh as dm
+    >>> dm.shutdown()
     >>> dm.get_world_size()
     1
+    >>> _ = dm.init_parallel_env(3)
+    >>> dm.get_world_size()
+    3
+    >>> dm.shutdown()
     """
     running = CURRENT_WORLD.get()
     world = _STATE.world

@@ -155,6 +155,7 @@ def test_two_clients_that_come_at_once_find_one_plugin(shell_cluster, shell_clie
             made.append(client.sync(client.scheduler.daskmesh_create_world, client=client.id, ranks=2)["world"])
             start.wait()
             assert set(made) <= client.run_on_scheduler(worlds_of)
+            start.wait()  # a client that leaves takes its world with it
 
     threads = [threading.Thread(target=register) for _ in range(2)]
     for thread in threads:
