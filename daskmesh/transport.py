@@ -312,7 +312,7 @@ def _start(worker: Worker | None, loads: Sequence[Load], shared: Sequence[Load] 
 
 
 def _put(out: Any, view: Any) -> None:
-    if isinstance(out, np.ndarray) and isinstance(view, np.ndarray):
+    if isinstance(out, np.ndarray) and type(view) is np.ndarray:
         np.copyto(out, view, casting="same_kind")
     else:
         out[...] = view
