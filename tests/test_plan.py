@@ -79,18 +79,16 @@ def test_two_mesh_dims(shape: tuple[int, int], part: int) -> None:
     assert run((mesh, mesh), pairs_of((2, 2), EVERY, 3, part), lambda i: (i // 3 % 14,), seed=part) == 2187
 
 
-@pytest.mark.parametrize("part", range(3))
-def test_three_mesh_dims(part: int) -> None:
-    """3 times 1,083 of the 531,441 pairs of placements on (2, 2, 2): one in 163."""
+def test_three_mesh_dims() -> None:
+    """1,083 of the 531,441 pairs of placements on (2, 2, 2): one in 491."""
     mesh = init_mesh((2, 2, 2), ["x", "y", "z"])
-    done = run((mesh, mesh), pairs_of((3, 3), EVERY, 491, part * 163), lambda i: (i // 491 % 14,), seed=part)
-    assert done in (1082, 1083)
+    assert run((mesh, mesh), pairs_of((3, 3), EVERY, 491), lambda i: (i // 491 % 14,), seed=0) == 1083
 
 
 def test_three_mesh_dims_of_sums_and_shards() -> None:
-    """All 4,096 pairs would be Shard, Replicate, sum and max in every place: one in 5 of them."""
+    """4,096 pairs have Shard, Replicate, sum or max in every place: one in 9 of them."""
     mesh = init_mesh((2, 2, 2), ["x", "y", "z"])
-    assert run((mesh, mesh), pairs_of((3, 3), (S0, R, P, MAX), 5), lambda i: (8 + i % 6,), seed=3) == 820
+    assert run((mesh, mesh), pairs_of((3, 3), (S0, R, P, MAX), 9), lambda i: (8 + i % 6,), seed=3) == 456
 
 
 SHAPES_2D = ((4, 6), (5, 3), (1, 7), (0, 4), (7, 2), (6, 6))
@@ -180,7 +178,7 @@ def test_zero_dims(mesh_shape: tuple[int, ...]) -> None:
 
 def test_zero_dims_of_three_mesh_dims() -> None:
     mesh = init_mesh((2, 2, 2))
-    run((mesh, mesh), pairs_of((3, 3), (R, *PARTIALS), 389), lambda i: (), seed=1)
+    run((mesh, mesh), pairs_of((3, 3), (R, *PARTIALS), 1999), lambda i: (), seed=1)
 
 
 # Placing and reading back
