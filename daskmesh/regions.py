@@ -25,7 +25,7 @@ from distributed import Client
 
 from daskmesh.graph import Layer, Node, block_key, block_keys, graph_of
 from daskmesh.layout import Layout
-from daskmesh.running import Call, one_per_rank, pass_gate, pick, run_ganged, run_several, run_single
+from daskmesh.running import Call, gate_name, one_per_rank, pass_gate, pick, run_ganged, run_several, run_single
 from daskmesh.tasks import RankTask, TicketTask
 
 __all__ = ["Out", "Region"]
@@ -81,7 +81,7 @@ class Region(Node):
     @property
     def gate(self) -> str:
         """Name of the gate's layer."""
-        return "gate-" + self.name.removeprefix("run-")
+        return gate_name(self.name)
 
     def _lower(self) -> Layer:
         call, mesh = self.call, self.call.mesh
@@ -99,7 +99,7 @@ class Region(Node):
             tasks[key] = kind(key, run, call, name, coord, *refs, world=self.world, rank=mesh.rank_at(coord))
         if not self.ganged:
             return Layer(name, tasks, self.inputs)
-        gate = "gate-" + name.removeprefix("run-")
+        gate = gate_name(name)
         task = RankTask((gate,), pass_gate, call, *map(TaskRef, tasks), world=self.world, rank=mesh.process_ids[0])
         return Layer(name, tasks, self.inputs, {gate: ({(gate,): task}, frozenset({name}))})
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import dask.array as da
 import numpy as np
 from dask.base import is_dask_collection, tokenize
 from distributed import Reschedule, get_worker
 
+from daskmesh.gang import Gang, gang_context
 from daskmesh.graph import block_of, local_of
 from daskmesh.joining import taking_part
 from daskmesh.layout import Coord, Layout, make_layout, normalise_placements
@@ -26,9 +28,20 @@ from daskmesh.transport import load
 from daskmesh.trees import Entry, Tree, alike, build, count, entries_for, flatten
 
 __all__ = [
-    "Call", "Declared", "Input", "argument", "is_array", "one_per_rank", "pass_gate", "pick", "run_ganged", "run_region",
-    "run_several", "run_single",
-]  # fmt: skip
+    "Call",
+    "Declared",
+    "Input",
+    "argument",
+    "gate_name",
+    "is_array",
+    "one_per_rank",
+    "pass_gate",
+    "pick",
+    "run_ganged",
+    "run_region",
+    "run_several",
+    "run_single",
+]
 
 Array = Any
 _RETRY_PAUSE = 0.05  # before a task that met a dead ticket is scheduled again: the scheduler learns of a loss within that order
@@ -128,6 +141,11 @@ class Call:
     check_replicas: bool = False
 
 
+def gate_name(run: str) -> str:
+    """Name of the gate behind the run tasks of a name."""
+    return "gate-" + run.removeprefix("run-")
+
+
 def one_per_rank(mesh: ProcessMesh) -> Layout:
     """The layout in which a block's index is its rank's coordinate."""
     return make_layout(mesh, (), (), object)
@@ -142,7 +160,8 @@ def run_region(
     is the key of the task that depends on all of them.
     """
     rank = call.mesh.rank_at(coord)
-    with taking_part(name, call.mesh, rank, gate, call.title):
+    part = _apart(call, rank) if call.communicates is False else taking_part(name, call.mesh, rank, gate, call.title)
+    with part:
         if call.communicates:
             _need_worker(call.title)
         args, kwargs = bound(call, blocks)
@@ -155,6 +174,24 @@ def run_region(
                 raise ValueError(f"{call.title}: it returned {tree}, not {call.out_tree} as {call.how}")
             _hold(call, call.outs, leaves, rank, coord)
         return tree, [compact(leaf) if is_array(leaf) else leaf for leaf in leaves], entries
+
+
+@contextmanager
+def _apart(call: Call, rank: int) -> Iterator[Gang]:
+    """The part of a rank that needs no other: nobody is told that it runs."""
+
+    def join() -> NoReturn:
+        raise RuntimeError(
+            f"{call.title}: rank {rank} wants to communicate, but the ranks on which shapes were inferred did not; if one rank of a "
+            "region uses a collective, all must"
+        )
+
+    try:
+        with gang_context(Gang(call.mesh, rank, join)) as gang:
+            yield gang
+    except Exception as error:
+        error.add_note(f"rank {rank} at coordinate {call.mesh.coordinate(rank)} of {call.mesh!r}, running {call.title}")
+        raise
 
 
 def _need_worker(title: str) -> None:
@@ -228,7 +265,7 @@ def run_several(call: Call, name: str, coord: Coord, *blocks: Array) -> tuple[An
 
 def run_ganged(call: Call, name: str, coord: Coord, *blocks: Array) -> tuple[Any, ...]:
     """All outputs of one rank, the arrays exposed: tickets and values, containers, entries, and digests of replicas."""
-    tree, leaves, entries = run_region(call, name, coord, blocks, ("gate-" + name.removeprefix("run-"),))
+    tree, leaves, entries = run_region(call, name, coord, blocks, (gate_name(name),))
     at = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
     digests = [_digest(leaves[i]) if call.check_replicas and i in at else None for i in range(len(leaves))]
     for i, ticket in zip(at, expose_all([leaves[i] for i in at]), strict=True):

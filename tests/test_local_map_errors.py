@@ -14,6 +14,7 @@ from distributed import Client
 
 import daskmesh as dm
 from daskmesh import Partial, PlacementError, Replicate, Shard, local_map
+from daskmesh.collectives import all_reduce
 from daskmesh.graph import graph_of
 from daskmesh.placement import Placement
 from daskmesh.regions import Out, Region
@@ -297,3 +298,10 @@ def test_a_communicating_region_needs_a_cluster(x: dm.DTensor) -> None:
         dm.DTensor(out).compute()
     assert set(graph_of(out).layers) >= {out.name, out.region.name, out.region.gate}
     np.testing.assert_array_equal(dm.DTensor(out), np.arange(6) * 2)
+
+
+def test_a_rank_that_communicates_where_the_traced_one_did_not() -> None:
+    x = dm.arange(8, mesh=M22, placements=[Shard(0), Shard(0)])
+    y = local_map(lambda a: all_reduce(a, "tp") if dm.get_rank() > 1 else a, [[Shard(0), Shard(0)]])(x)
+    with says(RuntimeError, "local_map(lambda): rank 2 wants to communicate", "all must"):
+        y.local_value(2)
