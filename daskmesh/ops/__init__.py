@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from daskmesh.ops import elementwise
+from daskmesh.ops import elementwise, reductions
 
-__all__ = ["elementwise"]
+__all__ = ["elementwise", "reductions"]

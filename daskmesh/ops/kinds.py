@@ -297,7 +297,7 @@ def selected(mask: Array, *args: Array, ufunc: np.ufunc, results: tuple[Dtype, .
     return ufunc(*args, out=out, where=mask, **keywords)
 
 
-def dtype_of(func: Callable[..., Any], *operands: Any, **kwargs: Any) -> Dtype:
+def dtype_of(func: Callable[..., Any], /, *operands: Any, **kwargs: Any) -> Dtype:
     """The dtype of ``func(*operands, **kwargs)``, from NumPy itself on operands of one element; errors are NumPy's own."""
     facts = tuple(x if type(x) in _SCALARS else (operand(x).dtype, len(operand(x).shape)) for x in operands)
     return _dtype_of(func, facts, tuple((type(x), x) for x in facts), tuple(kwargs.items()))
