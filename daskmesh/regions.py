@@ -145,6 +145,7 @@ class Out(Node):
         tasks: dict[Key, RankTask] = {}
         for coord in self.layout.coords():
             key = (name, *self.layout.block_index(coord))
-            args = (layout, self.index, coord, TaskRef(block_key(region, coord)), *gate)
+            run = block_key(region, coord)
+            args = (layout, self.index, run, coord, TaskRef(run), *gate)
             tasks[key] = RankTask(key, pick, *args, world=self.world, rank=self.layout.mesh.rank_at(coord))
         return Layer(name, tasks, (region,), extra_reads=frozenset({region.gate} if region.ganged else ()))

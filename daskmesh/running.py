@@ -6,7 +6,6 @@ A task returns the only output, or a tuple of all, or, where ranks talk to each 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from typing import Any, NoReturn
 import dask.array as da
 import numpy as np
 from dask.base import is_dask_collection, tokenize
-from distributed import Reschedule, get_worker
+from distributed import get_worker
 
+from daskmesh.exchange import reschedule
 from daskmesh.gang import Gang, gang_context
 from daskmesh.graph import block_of, local_of
 from daskmesh.joining import taking_part
@@ -44,7 +44,6 @@ __all__ = [
 ]
 
 Array = Any
-_RETRY_PAUSE = 0.05  # before a task that met a dead ticket is scheduled again: the scheduler learns of a loss within that order
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ def _apart(call: Call, rank: int) -> Iterator[Gang]:
 
     def join() -> NoReturn:
         raise RuntimeError(
-            f"{call.title}: rank {rank} wants to communicate, but the ranks on which shapes were inferred did not; if one rank of a "
+            f"{call.title}: rank {rank} wants to communicate, but those on which shapes were inferred did not; if one rank of a "
             "region uses a collective, all must"
         )
 
@@ -305,15 +304,14 @@ def _digest(array: Array) -> str:
     return digest.hexdigest()
 
 
-def pick(layout: Layout | None, index: int, coord: Coord, part: Any, *gate: None) -> Any:
-    """One output of one rank, from what its run task returned."""
+def pick(layout: Layout | None, index: int, run: Any, coord: Coord, part: Any, *gate: None) -> Any:
+    """One output of one rank, from what its run task, of the key `run`, returned."""
     leaf = part[0][index] if gate else part[index]
     if isinstance(leaf, Ticket):
         try:
             leaf = _redeemed(leaf)
         except TicketLost:
-            time.sleep(_RETRY_PAUSE)
-            raise Reschedule from None
+            reschedule({run: leaf})
     return leaf if layout is None else block_of(leaf, layout, coord)
 
 
