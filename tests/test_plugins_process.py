@@ -29,7 +29,7 @@ from daskmesh.world import init_parallel_env, shutdown, world_for
 
 pytestmark = pytest.mark.processes
 PLUGIN = RankPlugin.name
-names = iter(f"t{i}" for i in range(10**6))
+names = iter(f"work-{os.getpid()}-{i}" for i in range(10**6))  # no key is another process's
 
 
 # -- what runs in tasks
@@ -80,12 +80,12 @@ def exposed(dask_worker=None):
 # -- helpers
 
 
-def submit(client, world, funcs, cls=RankTask):
-    """One task per (rank, func, args); futures in order."""
+def submit(client, world, funcs, cls=RankTask, **options):
+    """One task per (rank, func, *args); futures in order."""
     name = next(names)
     keys = [(name, i) for i in range(len(funcs))]
     graph = {k: cls(k, func, *args, world=world.id, rank=rank) for k, (rank, func, *args) in zip(keys, funcs, strict=True)}
-    return client.get(graph, keys, sync=False)
+    return client.get(graph, keys, sync=False, **options)
 
 
 def at_home(client, world, futures, ranks):
@@ -198,11 +198,15 @@ def test_a_restart_of_all_workers_keeps_the_ranks(shell_client, world):
     assert all(at_home(shell_client, world, again, range(4)))
 
 
-def test_innocents_behind_a_task_that_kills_its_worker(shell_client, world):
-    first_, *rest = submit(shell_client, world, [(1, die, 0), *((1, add_one, i) for i in range(50))])
-    assert shell_client.gather(rest) == [i + 1 for i in range(50)]
+def test_innocents_around_a_task_that_kills_its_worker(shell_client, world):
+    """All are assigned to the worker when it dies; some have just run, unreported, and most wait behind the culprit."""
+    (culprit,) = submit(shell_client, world, [(1, die, 0)], priority=10)
+    before = submit(shell_client, world, [(1, add_one, i) for i in range(10)], priority=20)
+    behind = submit(shell_client, world, [(1, add_one, i) for i in range(50)])
+    assert shell_client.gather(before) == [i + 1 for i in range(10)]
+    assert shell_client.gather(behind) == [i + 1 for i in range(50)]
     with pytest.raises(KilledWorker):
-        first_.result()
+        culprit.result()
 
 
 def test_a_worker_gone_for_good_then_a_move_home_then_the_stand_in_dies(shell_cluster, shell_client, world, eventually):
