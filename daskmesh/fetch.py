@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from distributed import Worker
 from distributed.core import Status, send_recv
+from distributed.utils import in_async_call
 
 from daskmesh import config, segments
 from daskmesh.segments import SEGMENT_BYTES, Segment
@@ -131,10 +132,7 @@ class Batch:
     @property
     def request(self) -> list[list[Any]]:
         """What travels: the id, and an int or [start, stop] for each axis."""
-        return [
-            [load.ticket.id, [[i.start, i.stop] if isinstance(i, slice) else i for i in load.index]]
-            for load in self.loads
-        ]
+        return [[load.ticket.id, [[i.start, i.stop] if isinstance(i, slice) else i for i in load.index]] for load in self.loads]
 
 
 def pieces(load: Load, limit: int) -> Iterator[Load]:
@@ -183,20 +181,21 @@ def batches(loads: Iterable[Load], shared: bool = False) -> list[Batch]:
 
 async def _call(worker: Worker, ticket: Ticket, operation: str, **arguments: Any) -> Any:
     """Call a handler of the worker that holds `ticket`, with a connect timeout of our own."""
+    what = f"worker {ticket.address}, which held ticket {ticket.id} {ticket.shape}"
     for last in (False, True):
         try:
             comm = await worker.rpc.connect(ticket.address, timeout=config.seconds("connect-timeout"))
-            try:
-                return await send_recv(comm, op=operation, **arguments)
-            finally:
-                worker.rpc.reuse(ticket.address, comm)
         except (OSError, TimeoutError) as error:
-            # A connection kept from before may have died without the worker; a fresh one tells.
+            raise TicketLost(f"{what}, cannot be reached: {error}") from error
+        try:
+            return await send_recv(comm, op=operation, **arguments)
+        except (OSError, TimeoutError) as error:
+            # A connection kept from before may have ended without the worker; a fresh one tells.
             if last:
-                raise TicketLost(
-                    f"worker {ticket.address}, which held ticket {ticket.id} {ticket.shape}, cannot be reached: {error}"
-                ) from error
-    raise AssertionError("unreachable")
+                raise TicketLost(f"{what}, ended the connection: {error}") from error
+        finally:
+            worker.rpc.reuse(ticket.address, comm)
+    raise AssertionError("the second attempt returns or raises")
 
 
 async def _ask(worker: Worker, ticket: Ticket, operation: str, **arguments: Any) -> dict[str, Any]:
@@ -263,14 +262,14 @@ class Fetch:
     """
 
     def __init__(self, worker: Worker, loads: Iterable[Load], shared: Iterable[Load] = ()) -> None:
+        if in_async_call(worker.loop):  # type: ignore[no-untyped-call]
+            raise RuntimeError("load: called on the event loop, which it would block; call it from a thread (a plain task)")
         self._worker = worker
         self._loop = worker.loop.asyncio_loop  # type: ignore[attr-defined]
         self._arrived: queue.SimpleQueue[tuple[Batch, list[Any]] | None] = queue.SimpleQueue()
         self._requests: list[asyncio.Task[None]] = []
         self._stopped = False
-        self._future = asyncio.run_coroutine_threadsafe(
-            self._run(batches(loads) + batches(shared, shared=True)), self._loop
-        )
+        self._future = asyncio.run_coroutine_threadsafe(self._run(batches(loads) + batches(shared, shared=True)), self._loop)
 
     async def _run(self, todo: list[Batch]) -> None:
         try:

@@ -138,12 +138,12 @@ class Mappings:
             raise ValueError(f"{name!r} is not the name of a daskmesh segment")
         try:
             file = os.open(DIRECTORY / name, os.O_RDWR)
+            try:
+                self._mapped[name] = memory = mmap.mmap(file, SEGMENT_BYTES)
+            finally:
+                os.close(file)
         except OSError:  # removed, of another user, or in shared memory that this process does not see
             return None
-        try:
-            self._mapped[name] = memory = mmap.mmap(file, SEGMENT_BYTES)
-        finally:
-            os.close(file)
         for other in [other for other in self._mapped if other != name and _left(other)]:
             del self._mapped[other]
         while len(self._mapped) > MAX_MAPPED:

@@ -129,7 +129,7 @@ class ShardStore:
 
     def put(self, key: Hashable, arrays: Sequence[Any]) -> list[Ticket]:
         """Hold `arrays` under `key` instead of what an earlier run of the task left there; one ticket for each."""
-        arrays = [np.asarray(array) if isinstance(array, np.generic) else array for array in arrays]
+        arrays = [_whole(array) for array in arrays]
         entries = {secrets.randbits(62) + 1: _Entry(array, vm.Word(), key) for array in arrays}
         with self._lock:
             dead = self._take(key)
@@ -183,6 +183,11 @@ def _drop(dead: list[_Entry]) -> None:
     for entry in dead:
         entry.array = None
         entry.word.give_back()
+
+
+def _whole(array: Any) -> Any:
+    """Scalars as 0-d arrays: NumPy's have no memory of their own that stays."""
+    return np.asarray(array) if isinstance(array, np.generic | bool | int | float | complex) else array
 
 
 def _kind(array: Any) -> str:
@@ -259,8 +264,7 @@ def expose_all(arrays: Iterable[Any], key: Hashable = None) -> list[Ticket]:
     try:
         worker = get_worker()
     except ValueError:  # not on a worker: nobody would free the entry, so the ticket holds the array
-        arrays = [np.asarray(array) if isinstance(array, np.generic) else array for array in arrays]
-        return [_ticket("", secrets.randbits(62) + 1, None, array) for array in arrays]
+        return [_ticket("", secrets.randbits(62) + 1, None, _whole(array)) for array in arrays]
     store = _STORES.get(worker.address)
     if store is None:
         raise RuntimeError(

@@ -91,9 +91,7 @@ def stats(address: str | None = None) -> dict[str, dict[str, int]]:
         counts = dict(_counts)
     return {
         road: {
-            what: sum(
-                n for (reader, r, w), n in counts.items() if r == road and w == what and address in (None, reader)
-            )
+            what: sum(n for (reader, r, w), n in counts.items() if r == road and w == what and address in (None, reader))
             for what in ("loads", "bytes")
         }
         for road in ROADS

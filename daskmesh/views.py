@@ -29,9 +29,7 @@ def normal_index(index: Sequence[Any], shape: tuple[int, ...]) -> Index:
     (0, slice(1, 3, None), slice(0, 5, None))
     """
     if len(index) > len(shape):
-        raise IndexError(
-            f"load: index {index} has {len(index)} entries, the exposed array {shape} has {len(shape)} dims"
-        )
+        raise IndexError(f"load: index {index} has {len(index)} entries, the exposed array {shape} has {len(shape)} dims")
     normal: list[int | slice] = []
     for dim, size in enumerate(shape):
         entry = index[dim] if dim < len(index) else slice(None)
@@ -39,9 +37,7 @@ def normal_index(index: Sequence[Any], shape: tuple[int, ...]) -> Index:
             start = 0 if entry.start is None else operator.index(entry.start)
             stop = size if entry.stop is None else operator.index(entry.stop)
             if not (0 <= start <= stop <= size and entry.step in (None, 1)):
-                raise IndexError(
-                    f"load: {entry} of dim {dim} of size {size}: wanted 0 <= start <= stop <= {size}, step 1"
-                )
+                raise IndexError(f"load: {entry} of dim {dim} of size {size}: wanted 0 <= start <= stop <= {size}, step 1")
             normal.append(slice(start, stop))
         else:
             at = operator.index(entry)

@@ -111,9 +111,7 @@ def _namespace() -> str:
         return secrets.token_hex(16)
 
 
-_nonces: dict[
-    int, tuple[Process, np.ndarray[Any, np.dtype[np.uint8]]]
-] = {}  # by pid: a forked child is another process
+_nonces: dict[int, tuple[Process, np.ndarray[Any, np.dtype[np.uint8]]]] = {}  # by pid: a forked child is another process
 
 
 def this_process() -> Process:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import mmap
+import os
 import pickle
 import signal
 import subprocess
@@ -86,7 +88,7 @@ def test_a_ticket_outside_workers_holds_the_array() -> None:
 def test_store_entries_live_until_their_key_is_freed() -> None:
     held = store.ShardStore("tcp://a:1")
     first, second = held.put("x", [filled((4,)), filled((2, 3), "f4")])
-    (other,) = held.put(("y", 0), [np.float64(3)])
+    (other,) = held.put(("y", 0), [3.0])
     assert (len(held), held.nbytes) == (3, 32 + 24 + 8)
     assert held.get(other.id).shape == ()
     assert len({first.id, second.id, other.id}) == 3
@@ -317,6 +319,20 @@ def test_only_the_process_that_announced_itself_is_read() -> None:
     assert "host" in vm.refusal(here._replace(host="elsewhere"))
 
 
+def test_a_refusal_is_found_out_and_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[int] = []
+
+    def refused(pid: int, remote: Any, local: Any) -> int:
+        tries.append(pid)
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(vm, "_call", refused)
+    other = vm.this_process()._replace(nonce=b"1" * 16)
+    with caplog.at_level("INFO", "daskmesh"):
+        assert vm.refusal(other) == vm.refusal(other) == "process_vm_readv: Operation not permitted"
+    assert len(tries) == len(caplog.records) == 1
+
+
 def test_a_process_that_has_ended_is_gone() -> None:
     child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     ended = vm.this_process()._replace(pid=int(child.stdout))
@@ -460,6 +476,18 @@ def test_arrays_of_other_kinds_go_by_rpc(client: Client) -> None:
     got, moved = client.submit(load_on, "rpc", ticket, (slice(1, 5),), workers=[reader], pure=False).result()
     assert got.tolist() == [1, None, 3, None]
     assert moved == {"rpc": 32}
+
+
+@pytest.mark.cluster
+def test_load_refuses_to_block_the_event_loop(client: Client) -> None:
+    owner, reader = workers(client)
+    ticket = client.submit(transport.expose, np.zeros(3), workers=[owner], pure=False).result()
+
+    async def load() -> None:
+        load_on("rpc", ticket, ())
+
+    with pytest.raises(RuntimeError, match="from a thread"):
+        client.submit(load, workers=[reader], pure=False).result()
 
 
 @pytest.mark.cluster
