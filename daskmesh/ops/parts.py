@@ -32,7 +32,12 @@ from daskmesh.ops.kinds import Prepared, operand, prepare, record
 from daskmesh.placement import Placement, Replicate, Shard
 from daskmesh.rules import Signature, elementwise, reducing
 
-__all__ = ["Summary", "axes_of", "by_parts", "cut_dims", "masked", "no_out", "reduced_whole", "reduction_signature"]
+__all__ = [
+    "UNSET", "Summary", "accumulator", "axes_of", "by_parts", "cut_dims", "given_options", "masked", "mean_of_sums", "no_out",
+    "reduced_whole", "reduction_signature", "with_mask",
+]  # fmt: skip
+
+UNSET: Any = np._NoValue  # NumPy's own mark of an argument that was not given
 
 Array = Any
 Dtype = np.dtype[Any]
@@ -68,6 +73,35 @@ def reduction_signature(
     plain = reducing(len(shape), axes, op, keepdims=keepdims, flows=flows)
     passing = tuple(Flow((*f.inputs, None), f.output, f.rule) for f in plain.flows)
     return Signature(both.operands, plain.output, op, passing)
+
+
+def with_mask(a: Any, where: Any) -> tuple[tuple[Any, Any], tuple[int, ...]]:
+    mask = where if isinstance(where, DTensor) else np.asarray(where)
+    if mask.dtype != np.bool_:
+        raise TypeError(f"where=: the mask is {mask.dtype}; it must be bool")
+    return (a, mask), mask.shape
+
+
+def given_options(**options: Any) -> dict[str, Any]:
+    """The options that were given; dtypes as dtypes, so that they can be remembered."""
+    given = {k: v for k, v in options.items() if v is not None and v is not UNSET}
+    if "dtype" in given:
+        given["dtype"] = np.dtype(given["dtype"])
+    return given
+
+
+def accumulator(source: Dtype, dtype: Dtype | None) -> Dtype | None:
+    """The dtype in which NumPy sums for a mean or a variance; None for the operand's own."""
+    if dtype is not None:
+        return dtype
+    if source.kind in "biu":
+        return np.dtype(np.float64)
+    return np.dtype(np.float32) if source == np.float16 else None
+
+
+def mean_of_sums(sums: Array, counts_: Array, result: Dtype, **_: Any) -> Array:
+    with np.errstate(all="ignore"):
+        return (np.sum(sums, axis=0) / np.sum(counts_, axis=0)).astype(result, copy=False)
 
 
 def masked(x: Array, mask: Array, func: Callable[..., Array], **kwargs: Any) -> Array:

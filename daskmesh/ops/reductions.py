@@ -16,14 +16,19 @@ from daskmesh.algebra import linear
 from daskmesh.dtensor import UFUNC_METHODS, DTensor, implements
 from daskmesh.ops.kinds import aligned, astype, dtype_of, operand, prepare, record
 from daskmesh.ops.parts import (
+    UNSET,
     Summary,
+    accumulator,
     axes_of,
     by_parts,
     cut_dims,
+    given_options,
     masked,
+    mean_of_sums,
     no_out,
     reduced_whole,
     reduction_signature,
+    with_mask,
 )
 from daskmesh.placement import reduction
 from daskmesh.rules import elementwise
@@ -32,7 +37,6 @@ __all__: list[str] = []
 
 Array = Any
 Dtype = np.dtype[Any]
-_UNSET: Any = np._NoValue
 
 
 def _folded(
@@ -49,8 +53,8 @@ def _folded(
     """Record a reduction whose parts fold by `op`; `options` are NumPy's, without the defaults."""
     facts = operand(a)
     axes = axes_of(axis, len(facts.shape))
-    keepdims = keepdims is not _UNSET and bool(keepdims)
-    operands, mask = ((a,), None) if where is True or where is _UNSET else _with_mask(a, where)
+    keepdims = keepdims is not UNSET and bool(keepdims)
+    operands, mask = ((a,), None) if where is True or where is UNSET else with_mask(a, where)
     if mask is None:
         dtype = dtype_of(func, a, **options)
     else:
@@ -66,21 +70,6 @@ def _folded(
     return ready.local(func, {"axis": axes, "keepdims": keepdims, **options})
 
 
-def _with_mask(a: Any, where: Any) -> tuple[tuple[Any, Any], tuple[int, ...]]:
-    mask = where if isinstance(where, DTensor) else np.asarray(where)
-    if mask.dtype != np.bool_:
-        raise TypeError(f"where=: the mask is {mask.dtype}; it must be bool")
-    return (a, mask), mask.shape
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that were given; dtypes as dtypes, so that they can be remembered."""
-    given = {k: v for k, v in options.items() if v is not None and v is not _UNSET}
-    if "dtype" in given:
-        given["dtype"] = np.dtype(given["dtype"])
-    return given
-
-
 def _sum_like(func: Callable[..., Array], op: str, ufunc: np.ufunc, linear_in_a: bool) -> Callable[..., DTensor]:
     name = func.__name__
 
@@ -90,13 +79,13 @@ def _sum_like(func: Callable[..., Array], op: str, ufunc: np.ufunc, linear_in_a:
         dtype: Any = None,
         out: Any = None,
         keepdims: Any = False,
-        initial: Any = _UNSET,
+        initial: Any = UNSET,
         where: Any = True,
     ) -> DTensor:
         no_out(out, name)
-        given = _given(dtype=dtype)
+        given = given_options(dtype=dtype)
         result = _folded(func, op, a, axis, given, keepdims=keepdims, where=where, linear_in_a=linear_in_a)
-        if initial is _UNSET or initial is None:
+        if initial is UNSET or initial is None:
             return result
         return ufunc(result, np.asarray(initial).astype(result.dtype)[()])  # type: ignore[no-any-return]
 
@@ -116,11 +105,11 @@ def _max_like(func: Callable[..., Array], op: str) -> Callable[..., DTensor]:
     name = func.__name__
 
     def reduce(
-        a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = _UNSET, where: Any = True
+        a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = UNSET, where: Any = True
     ) -> DTensor:
         no_out(out, name)
         # An initial value may meet every part: max and min take it any number of times.
-        return _folded(func, op, a, axis, _given(initial=initial), keepdims=keepdims, where=where)
+        return _folded(func, op, a, axis, given_options(initial=initial), keepdims=keepdims, where=where)
 
     return reduce
 
@@ -156,9 +145,9 @@ def mean(
 ) -> DTensor:
     no_out(out, "mean")
     axes = axes_of(axis, a.ndim)
-    keepdims = keepdims is not _UNSET and bool(keepdims)
-    options = _given(dtype=dtype)
-    if where is not True and where is not _UNSET:
+    keepdims = keepdims is not UNSET and bool(keepdims)
+    options = given_options(dtype=dtype)
+    if where is not True and where is not UNSET:
         return _masked_mean(a, axes, options, keepdims, where)
     result = dtype_of(np.mean, a, **options)
     count = math.prod(a.shape[d] for d in axes)
@@ -173,15 +162,6 @@ def mean(
     return astype(aligned(value), result) if half else value
 
 
-def accumulator(source: Dtype, dtype: Dtype | None) -> Dtype | None:
-    """The dtype in which NumPy sums for a mean or a variance; None for the operand's own."""
-    if dtype is not None:
-        return dtype
-    if source.kind in "biu":
-        return np.dtype(np.float64)
-    return np.dtype(np.float32) if source == np.float16 else None
-
-
 def _mean_of_part(x: Array, axis: Any, keepdims: bool, count: int, result: Dtype, dtype: Dtype | None) -> Array:
     return _quotient(np.sum(x, axis=axis, dtype=dtype, keepdims=keepdims), count).astype(result, copy=False)
 
@@ -192,7 +172,7 @@ def _quotient(total: Array, count: int) -> Array:
 
 
 def _masked_mean(a: Any, axes: tuple[int, ...], options: dict[str, Any], keepdims: bool, where: Any) -> DTensor:
-    operands, _ = _with_mask(a, where)
+    operands, _ = with_mask(a, where)
     result = dtype_of(masked, *operands, func=np.mean, **options)
     if not cut_dims(aligned(a).layout, axes):
         kwargs = {"func": np.mean, "axis": axes, "keepdims": keepdims, **options}
@@ -200,23 +180,18 @@ def _masked_mean(a: Any, axes: tuple[int, ...], options: dict[str, Any], keepdim
     total = np.result_type(accumulator(a.dtype, options.get("dtype")) or a.dtype)
     how = {"dtype": total, "result": result}
     return by_parts(
-        operands, axes, result, Summary((total, np.dtype(np.intp)), _summed_and_counted, _mean_of_sums, how), keepdims
+        operands, axes, result, Summary((total, np.dtype(np.intp)), _sums_of_part, mean_of_sums, how), keepdims
     )
 
 
-def _summed_and_counted(x: Array, mask: Array, axes: Any, dtype: Dtype, **_: Any) -> tuple[Array, Array]:
+def _sums_of_part(x: Array, mask: Array, axes: Any, dtype: Dtype, **_: Any) -> tuple[Array, Array]:
     count = np.sum(np.broadcast_to(mask, x.shape), axis=axes, dtype=np.intp)
     return np.sum(x, axis=axes, dtype=dtype, where=mask), count
 
 
-def _mean_of_sums(sums: Array, counts_: Array, result: Dtype, **_: Any) -> Array:
-    with np.errstate(all="ignore"):
-        return (np.sum(sums, axis=0) / np.sum(counts_, axis=0)).astype(result, copy=False)
-
-
 @implements(np.average)
 def average(a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: Any = False) -> Any:
-    keepdims = keepdims is not _UNSET and bool(keepdims)
+    keepdims = keepdims is not UNSET and bool(keepdims)
     axes = axes_of(axis, a.ndim)
     if weights is None:
         mid = mean(a, axes, keepdims=keepdims)
@@ -271,7 +246,7 @@ def ufunc_reduce(
     axis: Any = 0,
     dtype: Any = None,
     keepdims: bool = False,
-    initial: Any = _UNSET,
+    initial: Any = UNSET,
     where: Any = True,
 ) -> Any:
     """``ufunc.reduce``; ufuncs that do not regroup need the reduced dims whole, and so move them."""
@@ -281,12 +256,12 @@ def ufunc_reduce(
         return _FOLDING[ufunc](a, axis, dtype, None, keepdims, initial, where)
     if ufunc in _ORDER and dtype is None:
         return _ORDER[ufunc](a, axis, None, keepdims, initial, where)
-    if ufunc in _TRUTH and dtype in (None, bool) and initial is _UNSET:
+    if ufunc in _TRUTH and dtype in (None, bool) and initial is UNSET:
         return _TRUTH[ufunc](a, axis, None, keepdims, where=where)
     axes = axes_of(axis, a.ndim)
-    options = _given(dtype=dtype, initial=initial)
+    options = given_options(dtype=dtype, initial=initial)
     plain = where is True
-    operands = (a,) if plain else _with_mask(a, where)[0]
+    operands = (a,) if plain else with_mask(a, where)[0]
     result = dtype_of(_reduce_of if plain else _masked_reduce, *operands, ufunc=ufunc, axis=axes, **options)
     if plain and not options and ufunc in _REGROUPING and cut_dims(a.layout, axes) and all(a.shape[d] for d in axes):
         summary = Summary((result,), _reduced_part, _reduced_parts, {"ufunc": ufunc})
