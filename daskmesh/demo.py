@@ -118,7 +118,7 @@ def sensor_table(ranks: int = 4, rows: int = ROWS, show: Print = print) -> None:
     show(f"{rows:,} minutes of {COLUMNS} sensors, {table.nbytes / 1e6:.0f} MB, on a mesh of {mesh.shape}")
     show(layout_text(table.layout))
     with _watched("make the table", show) as watch:
-        table = watch(table.persist())  # type: ignore[no-untyped-call]
+        table = watch(table.persist())
 
     mean = (column_sums(table) / rows).reshard(replicas)
     centred = table - mean
