@@ -19,7 +19,7 @@ from daskmesh.inference import Spec, agree, declared_layouts, declared_tree, inf
 from daskmesh.layout import make_layout, normalise_placements
 from daskmesh.mesh import ProcessMesh
 from daskmesh.moves import moved
-from daskmesh.placement import PlacementError
+from daskmesh.placement import Placement, PlacementError
 from daskmesh.regions import Out, Region
 from daskmesh.running import Call, Declared, Input
 from daskmesh.tracing import Untraceable
@@ -177,7 +177,12 @@ class Mapped:
         )  # fmt: skip
         grads = None
         if self.grads is not None:
-            grads = tuple(self._for_arguments("in_grad_placements", self.grads, args, leaves))
+            given = self._for_arguments("in_grad_placements", self.grads, args, leaves)
+            grads = tuple(
+                None if entry is None else self._placed("in_grad_placements", x, entry, i, args, kwargs)
+                for i, (x, entry) in enumerate(zip(leaves, given, strict=True))
+                if isinstance(x, DTensor)
+            )
         return self._outputs(call, nodes, world, grads)
 
     # -- arguments ----------------------------------------------------------------------------------------------------
@@ -218,20 +223,26 @@ class Mapped:
         node = x._node
         if entry is None:
             return node
-        name = argument_names(self.func, args, kwargs)[i]
-        try:
-            wanted = normalise_placements(entry, x.process_mesh, x.ndim)
-        except PlacementError as error:
-            raise PlacementError(f"{self.title}: in_placements of argument {name}: {error}") from None
+        wanted = self._placed("in_placements", x, entry, i, args, kwargs)
         if wanted == x.placements:
             return node
         if not self.reshard_inputs:
+            name = argument_names(self.func, args, kwargs)[i]
             raise ValueError(
                 f"{self.title}: argument {name} of shape {x.shape} is placed {list(x.placements)} over mesh dims "
                 f"{list(x.process_mesh.dim_names)}, in_placements wants {list(wanted)}; pass reshard_inputs=True, or call "
                 f"{name}.reshard({list(wanted)}) first"
             )
         return moved(node, make_layout(x.process_mesh, wanted, x.shape, x.dtype))
+
+    def _placed(
+        self, what: str, x: DTensor, entry: Entry, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Placement, ...]:
+        try:
+            return normalise_placements(entry, x.process_mesh, x.ndim)
+        except PlacementError as error:
+            name = argument_names(self.func, args, kwargs)[i]
+            raise PlacementError(f"{self.title}: {what} of argument {name}: {error}") from None
 
     # -- outputs ------------------------------------------------------------------------------------------------------
 
@@ -260,11 +271,10 @@ class Mapped:
         _, tree, entries, _ = parts[0]
         for rank, part in zip(mesh.process_ids, parts, strict=True):
             agree(call.title, (mesh.process_ids[0], tree, parts[0][0]), (rank, part[1], part[0]))
-        found: list[Any] = []
-        for i, entry in enumerate(entries):
-            leaves = [part[0][i] for part in parts]
-            layout = measured_layout(call, i, entry, leaves)
-            found.append(leaves if layout is None else _recorded(Out(region, i, layout)))
+        values = [[part[0][i] for part in parts] for i in range(len(entries))]
+        outs = tuple(measured_layout(call, i, entry, values[i]) for i, entry in enumerate(entries))
+        region.call = replace(call, out_tree=tree, outs=outs)
+        found = [v if lay is None else DTensor(Out(region, i, lay)) for i, (v, lay) in enumerate(zip(values, outs, strict=True))]
         return build(tree, found)
 
 

@@ -25,6 +25,7 @@ from distributed import Client
 
 from daskmesh.graph import Layer, Node, block_key, block_keys, graph_of
 from daskmesh.layout import Layout
+from daskmesh.placement import Placement
 from daskmesh.running import Call, gate_name, one_per_rank, pass_gate, pick, run_ganged, run_several, run_single
 from daskmesh.tasks import RankTask, TicketTask
 
@@ -44,7 +45,7 @@ class Region(Node):
     inputs : tuple of Node
         Already in the placements that the function gets.
     in_grad_placements : tuple, optional
-        Per flat argument, as given.
+        Per input, what the caller says about its gradient, or None.
     unique : str
         Told apart from every other region, even an equal one, if it does or may do something to others.
     """
@@ -67,6 +68,16 @@ class Region(Node):
     def func(self) -> Callable[..., Any]:
         """The function that ran."""
         return self.call.func
+
+    @property
+    def in_placements(self) -> tuple[tuple[Placement, ...], ...]:
+        """How the inputs are placed as the function gets them."""
+        return tuple(layout.placements for layout in self.call.layouts)
+
+    @property
+    def out_placements(self) -> tuple[tuple[Placement, ...] | None, ...]:
+        """How the outputs are placed; None for one that is no array."""
+        return tuple(None if layout is None else layout.placements for layout in self.call.outs or ())
 
     @property
     def ganged(self) -> bool:

@@ -6,6 +6,7 @@ record on any dask array, and whatever needs a value ends the trace: ``float(x)`
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import warnings
@@ -27,7 +28,6 @@ from daskmesh.gang import Gang, gang_context
 
 __all__ = ["Untraceable", "known", "shape_only", "traced"]
 
-_NAME = "daskmesh-shape-only"
 Array = Any
 
 
@@ -69,7 +69,7 @@ class _NoTasks(Layer):  # type: ignore[misc]
     __getitem__ = get_output_keys = cull = clone = __reduce__ = _refuse
 
 
-_GRAPH = HighLevelGraph({_NAME: _NoTasks()}, {_NAME: set()})
+_NUMBERS = itertools.count()
 
 
 def shape_only(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -82,7 +82,8 @@ def shape_only(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     ((2,), dtype('float32'))
     """
     chunks = tuple((n,) for n in shape)
-    return da.Array(_GRAPH, _NAME, chunks, meta=np.empty((0,) * len(shape), dtype))
+    name = f"daskmesh-shape-only-{next(_NUMBERS)}"  # one of its own: Dask takes arrays of one name for the same
+    return da.Array(HighLevelGraph({name: _NoTasks()}, {name: set()}), name, chunks, meta=np.empty((0,) * len(shape), dtype))
 
 
 # Dask's choice of scheduler and Python's warning filters belong to the process: one trace at a time sets them.

@@ -14,7 +14,9 @@ from distributed import Client, wait
 
 import daskmesh as dm
 from daskmesh import Partial, Replicate, Shard, local_map
+from daskmesh.collectives import all_reduce
 from daskmesh.gang import Gang
+from daskmesh.regions import Out, Region
 from daskmesh.tracing import Untraceable, shape_only, traced
 from daskmesh.world import world_for
 
@@ -305,6 +307,19 @@ def returns_nothing(x: Any) -> Any:
     return ()
 
 
+def test_a_region_knows_what_its_gradient_will_need() -> None:
+    x, y = dm.arange(4, mesh=M2, placements=[Shard(0)]), dm.ones(2, mesh=M2, placements=[])
+    for f in (lambda n, a, b: (a * b * n, "word"), lambda n, a, b: (np.sort(a) * b * n, "word")):
+        wanted = [None, [Shard(0)], [Replicate()]]
+        out, _ = local_map(f, [[Shard(0)], None], wanted, in_grad_placements=[None, None, [Partial()]])(2, x, y)
+        region = out._node.region
+        assert isinstance(region, Region)
+        assert (region.func, region.inputs) == (f, (x._node, y._node))
+        assert region.in_placements == ((Shard(0),), (Replicate(),))
+        assert region.out_placements == ((Shard(0),), None)
+        assert region.in_grad_placements == (None, (Partial(),))
+
+
 # -- laziness ----------------------------------------------------------------------------------------------------------
 
 
@@ -343,6 +358,15 @@ def test_ways_to_say_out_shapes(outs: Any, shapes: Any, want: Any) -> None:
     arrays = [leaf for leaf in leaves if isinstance(leaf, dm.DTensor)]
     assert [(a.shape, a.dtype) for a in arrays] == [(s, np.dtype(d)) for s, d in want]
     assert CALLS == []
+
+
+def test_arrays_of_several_shapes_in_one_trace() -> None:
+    x, y = dm.arange(6, mesh=M3, placements=[Shard(0)]), dm.ones((4, 1), mesh=M3, placements=[])
+    out = local_map(lambda a, b: a * b + np.sum(a) + np.ones((4, 1)) @ a[None, :] + all_reduce(np.max(b)), [[Shard(1)]])(x, y)
+    sums = np.repeat([1, 5, 9], 2)
+    assert isinstance(out._node, Out)
+    assert out._node.region.call.communicates is True
+    same(out, np.tile(2 * np.arange(6) + sums + 3.0, (4, 1)))
 
 
 def test_one_local_value_runs_one_rank() -> None:
