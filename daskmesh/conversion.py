@@ -11,10 +11,11 @@ import numpy as np
 from dask._task_spec import TaskRef
 from dask.base import tokenize
 from dask.delayed import Delayed
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 
 from daskmesh.dtensor import DTensor
 from daskmesh.graph import Node, Source, block_of, rank_tasks
+from daskmesh.layers import TaskLayer
 from daskmesh.layout import Coord, Layout, layout_of_locals, make_layout, normalise_placements
 from daskmesh.mesh import ProcessMesh
 from daskmesh.moves import local_arrays_of, moved
@@ -118,7 +119,7 @@ def _dask_source(array: da.Array, base: Layout, world: str) -> Node:
         key = (name, *base.block_index(coord))
         ref = TaskRef((cut.name, *base.part_index(coord)))
         tasks[key] = RankTask(key, block_of, ref, base, coord, world=world, rank=base.mesh.rank_at(coord))
-    graph = HighLevelGraph.from_collections(name, MaterializedLayer(tasks), dependencies=[cut])
+    graph = HighLevelGraph.from_collections(name, TaskLayer(tasks), dependencies=[cut])
     return Source(base, world, name, graph)
 
 
@@ -200,7 +201,7 @@ def _from_function(fn: Callable[[int], Array], mesh: ProcessMesh, placements: An
     for rank in mesh.process_ids:
         key = (name, rank)
         made[key] = RankTask(key, _plain_call, fn, rank, world=world, rank=rank)
-    graph = HighLevelGraph({name: MaterializedLayer(made)}, {name: set()})
+    graph = HighLevelGraph({name: TaskLayer(made)}, {name: set()})
     arrays = dask.persist(*(Delayed(key, graph, layer=name) for key in made))
     kinds = dask.compute(*(dask.delayed(_shape_and_dtype)(a) for a in arrays))
     layout = layout_of_locals(mesh, placements, [k[0] for k in kinds], [k[1] for k in kinds])
@@ -212,7 +213,7 @@ def _from_function(fn: Callable[[int], Array], mesh: ProcessMesh, placements: An
     for coord, key in zip(layout.coords(), made, strict=True):
         to = (joined, *layout.block_index(coord))
         tasks[to] = RankTask(to, block_of, TaskRef(key), layout, coord, world=world, rank=mesh.rank_at(coord))
-    layers = {name: MaterializedLayer(held), joined: MaterializedLayer(tasks)}
+    layers = {name: TaskLayer(held), joined: TaskLayer(tasks)}
     return DTensor(Source(layout, world, joined, HighLevelGraph(layers, {name: set(), joined: {name}})))
 
 

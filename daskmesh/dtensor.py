@@ -23,7 +23,7 @@ from daskmesh import draw
 from daskmesh.graph import Node, Source, block_key, block_keys, gather, graph_of, local_of
 from daskmesh.layout import Layout, make_layout
 from daskmesh.mesh import ProcessMesh
-from daskmesh.moves import dask_array_of, explained, moved, reduced, refuse_beyond_memory
+from daskmesh.moves import dask_array_of, explained, moved, reduced, refuse_asynchronous, refuse_beyond_memory
 from daskmesh.placement import Placement
 from daskmesh.plan import Plan
 
@@ -197,9 +197,25 @@ class DTensor(NDArrayOperatorsMixin, DaskMethodsMixin):  # type: ignore[misc]
         ------
         MemoryError
             The value would not fit a worker's memory limit.
+        TypeError
+            Dask's current client is asynchronous.
         """
+        refuse_asynchronous("compute()")
         refuse_beyond_memory(self.nbytes, f"gathering {self!r}")
         return super().compute(**kwargs)  # type: ignore[no-any-return]
+
+    def persist(self, **kwargs: Any) -> DTensor:
+        """This DTensor with its blocks held on the workers of their ranks.
+
+        **Communication**: what `explain` says.
+
+        Raises
+        ------
+        TypeError
+            Dask's current client is asynchronous.
+        """
+        refuse_asynchronous("persist()")
+        return super().persist(**kwargs)  # type: ignore[no-any-return]
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -236,6 +252,7 @@ class DTensor(NDArrayOperatorsMixin, DaskMethodsMixin):  # type: ignore[misc]
         """
         node = self._node
         coord = node.layout.mesh.coordinate(rank)
+        refuse_asynchronous("local_value(rank)")
         key = block_key(node, coord)
         block = Delayed(key, graph_of(node), layer=node.name).compute()
         return np.array(local_of(block, node.layout))

@@ -1,7 +1,7 @@
 """Exchanges: a plan being carried out as pinned tasks and one-sided loads.
 
-For every stage, one *expose* task per source rank puts its block into the store of its worker and returns a ticket; one *assemble*
-task per target rank depends on just the tickets it needs and loads the views straight into its result::
+For every stage, one *expose* task per source rank puts its block into the store of its worker and returns a ticket; one
+*assemble* task per target rank depends on just the tickets it needs and loads the views straight into its result::
 
     x 0 --> expose 0 ---.   .---> assemble 0      tickets travel, never blocks;
                          \\ /                      a rank's own block comes by a plain dependency
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -75,11 +75,13 @@ class Exchange(Node):
             own = next((c for c in wanted[coord] if _own(stage, coord, c)), None)
             held = TaskRef(block_key(source, own)) if own is not None else None
             claims: Any = None
-            if others:
-                claims = TaskRef((directory,)) if many else List(*(TaskRef((tickets, *source.layout.block_index(c))) for c in others))
+            if others and many:
+                claims = TaskRef((directory,))
+            elif others:
+                claims = List(*(TaskRef((tickets, *source.layout.block_index(c))) for c in others))
             key = (name, *stage.target.block_index(coord))
             rank = stage.target.mesh.rank_at(coord)
-            layer[key] = RankTask(key, assemble, stage, coord, tickets, held, claims, world=self.world, rank=rank)
+            layer[key] = RankTask(key, assemble, stage, coord, held, claims, world=self.world, rank=rank)
         return Layer(name, layer, (source,), extra, frozenset(reads))
 
 
@@ -121,15 +123,11 @@ def _own(stage: Stage, coord: Coord, source: Coord) -> bool:
     return stage.source.mesh.rank_at(source) == stage.target.mesh.rank_at(coord)
 
 
-def assemble(
-    stage: Stage, coord: Coord, name: str, own: Any, tickets: Sequence[Ticket] | dict[Coord, Ticket] | None
-) -> Any:
+def assemble(stage: Stage, coord: Coord, own: Any, tickets: Sequence[Ticket] | dict[Coord, Ticket] | None) -> Any:
     """Build the target block at `coord`: load the views that it needs, folding terms where the source is Partial.
 
     Parameters
     ----------
-    name : str
-        First part of the keys of the tickets.
     own : array or None
         The block that this rank itself holds of the source, if it is needed.
     tickets : sequence, mapping or None
@@ -154,17 +152,17 @@ def assemble(
                 for inner in _tiles(dst, target.dtype.itemsize):
                     out[inner] = reader.fold([_cut(load, inner) for load in loads])
     except TicketLost:
-        reschedule({(name, *stage.source.block_index(c)): ticket for c, ticket in reader.tickets.items()})
+        reschedule(reader.tickets.values())
     return block_of(out, target, coord)
 
 
-def reschedule(tickets: Mapping[Any, Ticket]) -> NoReturn:
+def reschedule(tickets: Iterable[Ticket]) -> NoReturn:
     """End the running task, which met a void ticket, so that it runs again once the ticket has been made anew.
 
     Parameters
     ----------
-    tickets : mapping
-        The tickets that the task read, by key. If the scheduler does not know by now that one is void, it is told.
+    tickets : iterable of Ticket
+        The tickets that the task read. If the scheduler does not know by now that one is void, it is told.
 
     Raises
     ------
@@ -175,11 +173,11 @@ def reschedule(tickets: Mapping[Any, Ticket]) -> NoReturn:
     worker = get_worker()
     task = worker.state.tasks.get(worker.get_current_task())
     if task is not None and task.state in ("executing", "long-running"):  # else cancelled: the scheduler knows
-        for key, ticket in tickets.items():
+        for ticket in tickets:
             try:
                 load_view(ticket, [slice(0, min(n, 1)) for n in ticket.shape])
             except TicketLost:
-                sync(worker.loop, worker.scheduler.daskmesh_ticket_lost, key=key, address=ticket.address)
+                sync(worker.loop, worker.scheduler.daskmesh_ticket_lost, key=ticket.key, address=ticket.address)
                 break
     raise Reschedule
 

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from dask._task_spec import TaskRef
 from dask.base import tokenize
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 
+from daskmesh.layers import TaskLayer, as_layer
 from daskmesh.layout import Coord, Layout
 from daskmesh.placement import reduction
 from daskmesh.tasks import RankTask
@@ -49,12 +50,17 @@ __all__ = [
 Key = tuple[Any, ...]
 Array = Any
 
+_TWO_WORLDS = (
+    "arrays of two worlds cannot be combined: the same rank may sit on two workers. Bring one into the current world with "
+    "shard_tensor(x.to_dask(), mesh, placements)"
+)
+
 
 @dataclass(frozen=True)
 class Layer:
     """A named piece of graph, and the layers and nodes that it reads.
 
-    ``extra`` holds layers that belong to this one alone (the expose tasks of an exchange, say) as name -> (tasks, names it reads).
+    ``extra`` holds layers that belong to this one alone, such as expose tasks: name -> (tasks, names it reads).
     """
 
     name: str
@@ -121,8 +127,8 @@ class Source(Node):
     def __init__(self, layout: Layout, world: str, name: str, graph: HighLevelGraph) -> None:
         super().__init__(layout, world)
         self.graph = graph
-        tasks = graph.layers.get(name, {})
-        rest = {
+        tasks: Mapping[Key, Any] = graph.layers.get(name, {})
+        rest: dict[str, tuple[Mapping[Key, Any], frozenset[str]]] = {
             k: (layer, frozenset(graph.dependencies.get(k, ()))) for k, layer in graph.layers.items() if k != name
         }
         self._layer = Layer(name, tasks, extra=rest, extra_reads=frozenset(graph.dependencies.get(name, ())))
@@ -130,7 +136,7 @@ class Source(Node):
     @classmethod
     def from_tasks(cls, layout: Layout, world: str, name: str, tasks: Mapping[Key, Any]) -> Source:
         """A source of plain tasks that read nothing."""
-        return cls(layout, world, name, HighLevelGraph({name: MaterializedLayer(dict(tasks))}, {name: set()}))
+        return cls(layout, world, name, HighLevelGraph({name: TaskLayer(tasks)}, {name: set()}))
 
 
 class Made(Node):
@@ -170,6 +176,9 @@ class Local(Node):
         located: bool = False,
     ) -> None:
         super().__init__(layout, world, boundary=False)
+        for a in args:
+            if isinstance(a, Node) and a.world != world:
+                raise ValueError(_TWO_WORLDS)
         self.func = func
         self.args = tuple(args)
         self.kwargs = kwargs
@@ -292,11 +301,10 @@ def graph_of(*nodes: Node) -> HighLevelGraph:
         layer = stack.pop().layer
         if layer.name in layers:
             continue
-        tasks = layer.tasks
-        layers[layer.name] = MaterializedLayer(dict(tasks)) if isinstance(tasks, dict) else tasks
+        layers[layer.name] = as_layer(layer.tasks)
         deps[layer.name] = {n.name for n in layer.reads} | set(layer.extra_reads)
         for name, (extra, reads) in (layer.extra or {}).items():
-            layers[name] = MaterializedLayer(dict(extra)) if isinstance(extra, dict) else extra
+            layers[name] = as_layer(extra)
             deps[name] = set(reads)
         stack.extend(layer.reads)
     return HighLevelGraph(layers, deps)

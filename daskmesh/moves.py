@@ -20,7 +20,15 @@ from daskmesh.placement import Partial, Placement, Replicate
 from daskmesh.plan import Plan, format_bytes, make_plan
 from daskmesh.world import world_for
 
-__all__ = ["dask_array_of", "explained", "local_arrays_of", "moved", "reduced", "refuse_beyond_memory"]
+__all__ = [
+    "dask_array_of",
+    "explained",
+    "local_arrays_of",
+    "moved",
+    "reduced",
+    "refuse_asynchronous",
+    "refuse_beyond_memory",
+]
 
 
 def moved(node: Node, target: Layout, reason: str = "") -> Node:
@@ -86,6 +94,19 @@ def refuse_beyond_memory(nbytes: int, what: str) -> None:
         raise MemoryError(
             f"{what} takes {format_bytes(nbytes)} on one worker, whose memory limit is {format_bytes(min(limits))}; "
             f"keep it sharded, or reduce it first"
+        )
+
+
+def refuse_asynchronous(call: str) -> None:
+    """Raise TypeError where the current client cannot be waited for."""
+    try:
+        client = default_client()
+    except ValueError:
+        return
+    if client.asynchronous:
+        raise TypeError(
+            f"{call}: Dask's current client is asynchronous and cannot be waited for here; write `await client.persist(x)` "
+            f"to hold the array on its workers, or `await client.compute(x)` for its value"
         )
 
 

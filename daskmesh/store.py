@@ -60,6 +60,8 @@ class Ticket:
         Addresses of the first element and of the generation word in the memory of the process.
     process : vm.Process
         The process that holds it.
+    key : hashable
+        What the store holds it under: the key of the task whose result the ticket is, as a rule.
 
     Examples
     --------
@@ -78,6 +80,7 @@ class Ticket:
     pointer: int = 0
     word: int = 0
     process: vm.Process | None = None
+    key: Hashable = None
     array: Any = field(default=None, compare=False, repr=False)
 
 
@@ -211,6 +214,7 @@ def _ticket(address: str, id_: int, entry: _Entry | None, array: Any = None) -> 
         pointer=held.__array_interface__["data"][0] if raw else 0,
         word=entry.word.address if raw and entry is not None else 0,
         process=vm.this_process(),
+        key=None if entry is None else entry.key,
         array=array,
     )
 

@@ -35,6 +35,8 @@ FLOORS: list[tuple[int, str]] = [
     (4, "tickets blame"),
     (4, "plugins"),
     (4, "world meeting"),
+    (5, "layers"),
+    (4, "tiles"),
     (5, "graph gang algorithms"),
     (5, "joining"),
     (5, "exchange halo tracing"),
@@ -56,8 +58,8 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config store fetch serve reading transport links symmetric tasks tickets blame plugins world meeting joining region graph exchange "
-    "tracing running regions moves dtensor conversion creation mapping shmem collectives testing demo cli".split()
+    "config store fetch serve reading transport links symmetric tasks tickets blame plugins world meeting joining region "
+    "layers graph exchange tracing running regions moves dtensor conversion creation mapping shmem collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 
