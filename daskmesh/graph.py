@@ -30,6 +30,7 @@ from daskmesh.layers import TaskLayer, as_layer
 from daskmesh.layout import Coord, Layout
 from daskmesh.placement import reduction
 from daskmesh.tasks import RankTask
+from daskmesh.tiles import Slot, Step, run_steps
 
 __all__ = [
     "Layer",
@@ -195,24 +196,6 @@ class Local(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One call of a program: arguments are slot numbers (`Slot`) or constants; the slots in `drop` are not read again."""
-
-    func: Callable[..., Array]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] | None
-    located: bool
-    drop: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """The place of a value while a program runs."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
 class Program:
     """Straight-line code over local arrays. Slots 0..n-1 are the inputs, then one per step; the last one is the result."""
 
@@ -225,14 +208,7 @@ def run_program(program: Program, coord: Coord, *blocks: Array) -> Array:
     """Carry out a program on the blocks of the rank at `coord`."""
     slots: list[Any] = [local_of(b, lay) for b, lay in zip(blocks, program.layouts, strict=True)]
     del blocks
-    for step in program.steps:
-        args = [slots[a.index] if isinstance(a, Slot) else a for a in step.args]
-        if step.located:
-            args.insert(0, coord)
-        slots.append(step.func(*args, **(step.kwargs or {})))
-        del args
-        for i in step.drop:
-            slots[i] = None
+    run_steps(program.steps, slots, coord)
     return block_of(slots[-1], program.layout, coord)
 
 

@@ -26,7 +26,7 @@ from daskmesh.moves import moved
 from daskmesh.placement import Partial, reduction
 from daskmesh.rules import Decision, Dense, Signature, decide, elementwise
 
-__all__ = ["GUFUNCS", "Prepared", "aligned", "apply_ufunc", "astype", "dtype_of", "operand", "prepare",
+__all__ = ["GUFUNCS", "Prepared", "aligned", "apply_ufunc", "astype", "cast", "dtype_of", "operand", "prepare",
            "record", "selected"]  # fmt: skip
 
 Array = Any
@@ -317,8 +317,9 @@ def astype(x: DTensor, dtype: Any, *, copy: bool = True) -> DTensor:
     dtype = np.dtype(dtype)
     if dtype == x.dtype:
         return DTensor(x._node)
-    return record(_cast, elementwise((x.shape,), carried(1)), (x,), dtype, {"dtype": dtype})
+    return record(cast, elementwise((x.shape,), carried(1)), (x,), dtype, {"dtype": dtype})
 
 
-def _cast(array: Array, dtype: Dtype) -> Array:
+def cast(array: Array, dtype: Dtype) -> Array:
+    """The local function of `astype`."""
     return array.astype(dtype)
