@@ -59,7 +59,8 @@ FLOORS: list[tuple[int, str]] = [
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
     "config store fetch serve reading transport links symmetric tasks tickets blame plugins world meeting joining region "
-    "layers graph exchange tracing running regions moves dtensor conversion creation mapping shmem collectives testing demo cli".split()
+    "layers graph exchange tracing running regions moves dtensor conversion creation mapping shmem collectives testing demo "
+    "cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 
