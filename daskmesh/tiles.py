@@ -7,8 +7,8 @@ not leave the cache::
 
     for each tile of y:             tiled:  t = x[tile] * 2;  t = t + z[tile];  y[tile] = sqrt(t)
 
-Tiles run along the leading dims, so that they are as contiguous as the operands are, and every element meets the same operations
-in the same order: the bits are those of plain evaluation.
+Tiles run along the dims of the longest strides, so that they are as contiguous as the operands are, and every element meets the
+same operations in the same order: the bits are those of plain evaluation.
 """
 
 from __future__ import annotations
@@ -132,12 +132,22 @@ class _Run:
 
     def evaluate(self) -> None:
         """Run all steps, tile by tile, and append their values to the slots; None for those that no later step reads."""
-        for tile in _tiles(self.shape):
+        for tile in _tiles(self.shape, self._order()):
             self._tile(tile)
         self.slots.extend(self.outputs.get(s) for s in range(self.base, self.base + len(self.steps)))
         for step in self.steps:
             for s in step.drop:
                 self.slots[s] = None
+
+    def _order(self) -> list[int]:
+        """The dims from the longest stride to the shortest, as the first operand of full shape has them."""
+        ndim = len(self.shape)
+        for step in self.steps:
+            for a in step.args:
+                x = self.slots[a.index] if isinstance(a, Slot) and a.index < self.base else a
+                if isinstance(x, np.ndarray) and x.shape == self.shape:
+                    return sorted(range(ndim), key=lambda d: -abs(x.strides[d]))
+        return list(range(ndim))
 
     def _tile(self, tile: Tile) -> None:
         values: dict[int, Any] = {}
@@ -152,7 +162,7 @@ class _Run:
 
     def _operand(self, a: Any, values: dict[int, Any], tile: Tile) -> Any:
         if not isinstance(a, Slot):
-            return _cut(a, tile) if isinstance(a, np.ndarray) else a
+            return _cut(a, tile)
         return values[a.index] if a.index >= self.base else _cut(self.slots[a.index], tile)
 
     def _value(self, s: int, step: Step, args: list[Any], tile: Tile, size: Shape) -> Any:
@@ -174,22 +184,25 @@ class _Run:
         return value
 
 
-def _tiles(shape: Shape) -> Iterator[Tile]:
-    """Boxes of at most `TILE_ELEMENTS`, each whole along the last dims."""
-    d, rest = len(shape) - 1, 1
-    while d > 0 and rest * shape[d] <= TILE_ELEMENTS:
-        rest *= shape[d]
-        d -= 1
+def _tiles(shape: Shape, order: Sequence[int]) -> Iterator[Tile]:
+    """Boxes of at most `TILE_ELEMENTS`, each whole along the last dims of `order`."""
+    at, rest = len(shape) - 1, 1
+    while at > 0 and rest * shape[order[at]] <= TILE_ELEMENTS:
+        rest *= shape[order[at]]
+        at -= 1
     step = max(1, TILE_ELEMENTS // rest)
-    for at in itertools.product(*(range(n) for n in shape[:d])):
-        lead = tuple(slice(i, i + 1) for i in at)
-        tail = tuple(slice(0, n) for n in shape[d + 1 :])
+    tile = [slice(0, n) for n in shape]
+    d = order[at]
+    for lead in itertools.product(*(range(shape[k]) for k in order[:at])):
+        for k, i in zip(order, lead, strict=False):
+            tile[k] = slice(i, i + 1)
         for start in range(0, shape[d], step):
-            yield (*lead, slice(start, min(start + step, shape[d])), *tail)
+            tile[d] = slice(start, min(start + step, shape[d]))
+            yield tuple(tile)
 
 
 def _cut(array: Array, tile: Tile) -> Array:
     """The part of an operand that broadcasts to a tile."""
-    if not array.ndim:
+    if not isinstance(array, np.ndarray) or not array.ndim:
         return array
     return array[tuple(slice(None) if n == 1 else s for n, s in zip(array.shape, tile[len(tile) - array.ndim :], strict=True))]
