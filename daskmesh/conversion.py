@@ -14,7 +14,7 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from daskmesh.dtensor import DTensor
-from daskmesh.graph import Node, Source, block_of, rank_tasks
+from daskmesh.graph import Node, Source, block_of, errors_named, rank_tasks
 from daskmesh.layers import TaskLayer
 from daskmesh.layout import Coord, Layout, layout_of_locals, make_layout, normalise_placements
 from daskmesh.mesh import ProcessMesh
@@ -200,7 +200,7 @@ def _from_function(fn: Callable[[int], Array], mesh: ProcessMesh, placements: An
     made = {}
     for rank in mesh.process_ids:
         key = (name, rank)
-        made[key] = RankTask(key, _plain_call, fn, rank, world=world, rank=rank)
+        made[key] = RankTask(key, _plain_call, fn, mesh, mesh.coordinate(rank), world=world, rank=rank)
     graph = HighLevelGraph({name: TaskLayer(made)}, {name: set()})
     arrays = dask.persist(*(Delayed(key, graph, layer=name) for key in made))
     kinds = dask.compute(*(dask.delayed(_shape_and_dtype)(a) for a in arrays))
@@ -217,13 +217,14 @@ def _from_function(fn: Callable[[int], Array], mesh: ProcessMesh, placements: An
     return DTensor(Source(layout, world, joined, HighLevelGraph(layers, {name: set(), joined: {name}})))
 
 
-def _plain_call(fn: Callable[[int], Array], rank: int) -> Array:
-    local = fn(rank)
+def _plain_call(fn: Callable[[int], Array], mesh: ProcessMesh, coord: Coord) -> Array:
+    with errors_named(mesh, coord):
+        local = fn(mesh.rank_at(coord))
     return local if hasattr(local, "shape") and not isinstance(local, np.generic) else np.asarray(local)
 
 
 def _call_on_rank(fn: Callable[[int], Array], layout: Layout, coord: Coord) -> Array:
-    return block_of(_plain_call(fn, layout.mesh.rank_at(coord)), layout, coord)
+    return block_of(_plain_call(fn, layout.mesh, coord), layout, coord)
 
 
 def _shape_and_dtype(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:

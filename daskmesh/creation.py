@@ -11,7 +11,7 @@ import numpy as np
 from dask.base import tokenize
 
 from daskmesh.dtensor import DTensor
-from daskmesh.graph import Source, block_of, rank_tasks
+from daskmesh.graph import Source, block_of, errors_named, rank_tasks
 from daskmesh.layout import Box, Coord, Layout, make_layout
 from daskmesh.mesh import ProcessMesh
 from daskmesh.placement import reduction
@@ -75,7 +75,8 @@ def build_box(fn: Callable[[Box], Array], layout: Layout, coord: Coord) -> Array
     op = neutral_op(layout, coord)
     if op is not None:
         return block_of(np.full(layout.local_shape(coord), reduction(op).neutral(layout.dtype), layout.dtype), layout, coord)
-    local = fn(layout.box(coord))
+    with errors_named(layout.mesh, coord):
+        local = fn(layout.box(coord))
     if not hasattr(local, "dtype"):
         local = np.asarray(local)
     return block_of(local.astype(layout.dtype, copy=False), layout, coord)
@@ -201,7 +202,7 @@ def arange(
     n = max(0, math.ceil((stop - start) / step))
     # NumPy fills from the first two values, which it rounds to the dtype.
     first = np.array(start).astype(kind)[()]
-    delta = np.array(start + step).astype(kind)[()] - first
+    delta = np.subtract(np.array([start + step]).astype(kind), first)[0]  # on arrays: unsigned ones wrap without a warning
     return _built("arange", make_layout(mesh, placements, (n,), kind), partial(_arange, first, delta))
 
 

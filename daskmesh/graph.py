@@ -18,6 +18,7 @@ sources (creation, persisted arrays), results of exchanges and regions, and loca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from daskmesh.layers import TaskLayer, as_layer
 from daskmesh.layout import Coord, Layout
+from daskmesh.mesh import ProcessMesh
 from daskmesh.placement import reduction
 from daskmesh.tasks import RankTask
 from daskmesh.tiles import Slot, Step, run_steps
@@ -42,6 +44,7 @@ __all__ = [
     "Step",
     "block_key",
     "block_keys",
+    "errors_named",
     "gather",
     "graph_of",
     "local_of",
@@ -208,7 +211,8 @@ def run_program(program: Program, coord: Coord, *blocks: Array) -> Array:
     """Carry out a program on the blocks of the rank at `coord`."""
     slots: list[Any] = [local_of(b, lay) for b, lay in zip(blocks, program.layouts, strict=True)]
     del blocks
-    run_steps(program.steps, slots, coord)
+    with errors_named(program.layout.mesh, coord):
+        run_steps(program.steps, slots, coord)
     return block_of(slots[-1], program.layout, coord)
 
 
@@ -312,6 +316,16 @@ def block_of(local: Array, layout: Layout, coord: Coord) -> Array:
             f"{local.dtype}; its layout says {want} and {layout.dtype}"
         )
     return local[(None,) * layout.lead + (...,)] if layout.lead else local
+
+
+@contextmanager
+def errors_named(mesh: ProcessMesh, coord: Coord) -> Iterator[None]:
+    """An error that a rank's task raises says in a note which rank it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"rank {mesh.rank_at(coord)} at coordinate {coord} of {mesh!r}")
+        raise
 
 
 def gather(blocks: Sequence[Array], layout: Layout) -> Array:
