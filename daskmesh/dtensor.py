@@ -23,6 +23,7 @@ from daskmesh import draw
 from daskmesh.graph import Node, Source, block_key, block_keys, gather, graph_of, local_of
 from daskmesh.layout import Layout, make_layout
 from daskmesh.mesh import ProcessMesh
+from daskmesh.methods import ArrayMethods
 from daskmesh.moves import dask_array_of, explained, moved, reduced, refuse_asynchronous, refuse_beyond_memory
 from daskmesh.placement import Placement
 from daskmesh.plan import Plan
@@ -60,7 +61,7 @@ class _OneReplica(HLGExpr):  # type: ignore[misc]
         return one.finalize_compute()
 
 
-class DTensor(NDArrayOperatorsMixin, DaskMethodsMixin):  # type: ignore[misc]
+class DTensor(ArrayMethods, NDArrayOperatorsMixin, DaskMethodsMixin):  # type: ignore[misc]
     """An array sharded over a named mesh; made by `shard_tensor`, `zeros`, `local_map` and their kin.
 
     Mathematics is NumPy itself: ``np.sum(x)``, ``x @ y``, ``x[2:5]``. Nothing is ever gathered, replicated or densified

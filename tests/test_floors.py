@@ -42,7 +42,7 @@ FLOORS: list[tuple[int, str]] = [
     (5, "exchange halo tracing"),
     (5, "running moves collectives"),
     (5, "regions inference"),
-    (5, "shmem"),
+    (5, "shmem methods"),
     (6, "dtensor"),
     (7, "creation"),
     (7, "conversion"),
