@@ -67,7 +67,9 @@ def test_normal_index(index: tuple[Any, ...], normal: tuple[Any, ...]) -> None:
     assert views.normal_index(index, (2, 5)) == normal
 
 
-@pytest.mark.parametrize("index", [(2,), (-1,), (slice(-1, 1),), (slice(1, 0),), (slice(0, 3),), (slice(0, 2, 2),), (0, 0, 0)])
+@pytest.mark.parametrize(
+    "index", [(2,), (-1,), (slice(-1, 1),), (slice(1, 0),), (slice(0, 3),), (slice(0, 2, 2),), (0, 0, 0)]
+)
 def test_index_out_of_bounds(index: tuple[Any, ...]) -> None:
     with pytest.raises(IndexError, match="load: "):
         transport.load(transport.expose(np.zeros((2, 5))), index)
@@ -178,7 +180,9 @@ def test_load_converts_only_within_a_kind() -> None:
         transport.load_into(ticket, (), np.zeros(3, int))
 
 
-@pytest.mark.parametrize(("out", "says"), [(np.zeros((2, 4)), r"\(2, 4\)"), (np.broadcast_to(np.zeros(3), (2, 3)), "read-only")])
+@pytest.mark.parametrize(
+    ("out", "says"), [(np.zeros((2, 4)), r"\(2, 4\)"), (np.broadcast_to(np.zeros(3), (2, 3)), "read-only")]
+)
 def test_load_checks_out(out: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         transport.load_into(transport.expose(np.zeros((2, 3))), (), out)
@@ -319,7 +323,9 @@ def test_only_the_process_that_announced_itself_is_read() -> None:
     assert "host" in vm.refusal(here._replace(host="elsewhere"))
 
 
-def test_a_refusal_is_found_out_and_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_found_out_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     tries: list[int] = []
 
     def refused(pid: int, remote: Any, local: Any) -> int:

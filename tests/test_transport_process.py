@@ -26,10 +26,11 @@ def setup(dask_worker: Worker) -> None:
 
 
 @pytest.fixture(scope="module")
-def client(processes: Client) -> Client:
-    """A client of two worker processes with stores."""
+def client(processes: Client) -> Iterator[Client]:
+    """A client of two worker processes with stores; emptied at the end, since no plugin does it here."""
     processes.run(setup)
-    return processes
+    yield processes
+    processes.run(lambda dask_worker: store.store_at(dask_worker.address).clear())
 
 
 @pytest.fixture(scope="module")
