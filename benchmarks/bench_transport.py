@@ -23,7 +23,6 @@ TOY = {"nbytes": 2**16, "rounds": 2}  # the arguments with which the tests run `
 # Under Dask's setting a large array is new memory each time; under that of daskmesh's own clusters, memory used before.
 MALLOC = {"dask": {"MALLOC_TRIM_THRESHOLD_": 65536}, "daskmesh": cli.MALLOC}
 QUIET: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
-TOY = {"nbytes": 2**16, "rounds": 3}
 
 
 def setup(dask_worker: Any) -> None:
