@@ -33,9 +33,15 @@ from daskmesh.placement import Placement, Replicate, Shard
 from daskmesh.rules import Signature, elementwise, reducing
 
 __all__ = [
-    "UNSET", "Summary", "accumulator", "axes_of", "by_parts", "cut_dims", "given_options", "masked", "mean_of_sums", "no_out",
-    "reduced_whole", "reduction_signature", "with_mask",
+    "REGROUPING", "UNSET", "Summary", "accumulator", "axes_of", "by_parts", "cut_dims", "given_options", "masked",
+    "mean_of_sums", "no_out", "reduced_whole", "reduction_signature", "with_mask",
 ]  # fmt: skip
+
+# Associative and commutative, so that the parts may be reduced apart.
+REGROUPING = {
+    np.fmax, np.fmin, np.bitwise_or, np.bitwise_and, np.bitwise_xor, np.logical_xor, np.gcd, np.lcm, np.logaddexp,
+    np.logaddexp2, np.hypot,
+}  # fmt: skip
 
 UNSET: Any = np._NoValue  # NumPy's own mark of an argument that was not given
 

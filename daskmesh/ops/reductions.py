@@ -16,6 +16,7 @@ from daskmesh.algebra import linear
 from daskmesh.dtensor import UFUNC_METHODS, DTensor, implements
 from daskmesh.ops.kinds import aligned, astype, dtype_of, operand, prepare, record
 from daskmesh.ops.parts import (
+    REGROUPING,
     UNSET,
     Summary,
     accumulator,
@@ -233,13 +234,6 @@ _FOLDING: dict[np.ufunc, Callable[..., DTensor]] = {
 _ORDER = {np.maximum: _max_like(np.max, "max"), np.minimum: _max_like(np.min, "min")}
 _TRUTH = {np.logical_or: _truth_like(np.any, "any"), np.logical_and: _truth_like(np.all, "all")}
 
-# Associative and commutative, so that the parts may be reduced apart.
-_REGROUPING = {
-    np.fmax, np.fmin, np.bitwise_or, np.bitwise_and, np.bitwise_xor, np.logical_xor, np.gcd, np.lcm, np.logaddexp,
-    np.logaddexp2, np.hypot,
-}  # fmt: skip
-
-
 def ufunc_reduce(
     ufunc: np.ufunc,
     a: Any,
@@ -263,7 +257,7 @@ def ufunc_reduce(
     plain = where is True
     operands = (a,) if plain else with_mask(a, where)[0]
     result = dtype_of(_reduce_of if plain else _masked_reduce, *operands, ufunc=ufunc, axis=axes, **options)
-    if plain and not options and ufunc in _REGROUPING and cut_dims(a.layout, axes) and all(a.shape[d] for d in axes):
+    if plain and not options and ufunc in REGROUPING and cut_dims(a.layout, axes) and all(a.shape[d] for d in axes):
         summary = Summary((result,), _reduced_part, _reduced_parts, {"ufunc": ufunc})
         return by_parts(operands, axes, result, summary, keepdims)
     kwargs = {"ufunc": ufunc, "axis": axes, "keepdims": keepdims, **options}
