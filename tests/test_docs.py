@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 import daskmesh
 
@@ -101,6 +102,13 @@ def test_the_reference_names_everything_public() -> None:
     text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([A-Za-z_]+)`", text))
     assert not sorted(set(daskmesh.__all__) - listed - {"__version__"})
+
+
+def test_the_settings_page_has_every_default() -> None:
+    text = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+    defaults = yaml.safe_load((Path(daskmesh.__file__).parent / "daskmesh.yaml").read_text(encoding="utf-8"))["daskmesh"]
+    rows = dict(re.findall(r"^\| `daskmesh\.([a-z-]+)` \| (\S.*?) \|", text, re.MULTILINE))
+    assert rows == {name: str(value) for name, value in defaults.items()}
 
 
 def test_the_changelog_knows_this_version() -> None:
