@@ -38,7 +38,7 @@ from daskmesh.mesh import ProcessMesh
 from daskmesh.pen import format_bytes
 from daskmesh.placement import Partial, Replicate, Shard, reduction
 
-__all__ = ["Load", "Plan", "Stage", "format_bytes", "make_plan", "neutral_op", "refuse_truth"]
+__all__ = ["Load", "Plan", "Stage", "format_bytes", "make_plan", "meet", "neutral_op", "refuse_truth"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,10 @@ class Stage:
             base[m] = coord[m]
         return base
 
+    def meets(self, coord: Coord) -> list[list[tuple[int, slice, slice]]]:
+        """Per tensor dim, the source parts that the target block at `coord` meets: (part, slice in it, slice in the block)."""
+        return [meet(o, b) for o, b in zip(self.source.offsets, self.target.box(coord), strict=True)]
+
     def regions(self, coord: Coord) -> Iterator[tuple[Box, tuple[Load, ...]]]:
         """The target block at `coord`, region by region: the box in the result and the loads of its terms, in fold order.
 
@@ -124,16 +128,13 @@ class Stage:
         """
         if self.neutral_op(coord) is not None:
             return
-        source, rank = self.source, self.target.mesh.rank_at(coord)
-        base = self._base(rank, coord)
-        runs = [_meet(o, b) for o, b in zip(source.offsets, self.target.box(coord), strict=True)]
-        for parts in itertools.product(*runs):
+        source, base = self.source, self._base(self.target.mesh.rank_at(coord), coord)
+        for parts in itertools.product(*self.meets(coord)):
             at = list(base)
             for axes, (i, _, _) in zip(source.shard_axes, parts, strict=True):
                 for m in reversed(axes):
                     i, at[m] = divmod(i, source.mesh.shape[m])
-            src, dst = tuple(p[1] for p in parts), tuple(p[2] for p in parts)
-            loads = []
+            loads, src, dst = [], tuple(p[1] for p in parts), tuple(p[2] for p in parts)
             for terms in itertools.product(*(range(source.mesh.shape[m]) for m in reversed(self.folded))):
                 for m, t in zip(reversed(self.folded), terms, strict=True):
                     at[m] = t
@@ -171,9 +172,9 @@ class Stage:
         """Bytes that each target rank loads from other ranks."""
         source, target = self.source, self.target
         coords = np.array(target.coords(), dtype=np.int64).reshape(-1, target.mesh.ndim)
-        inside = np.array([r in source.mesh for r in target.mesh.process_ids])
-        there = np.array([source.mesh.coordinate(r) if r in source.mesh else (0,) * source.mesh.ndim
-                          for r in target.mesh.process_ids])  # fmt: skip
+        ranks, origin = target.mesh.process_ids, (0,) * source.mesh.ndim
+        inside = np.array([r in source.mesh for r in ranks])
+        there = np.array([source.mesh.coordinate(r) if r in source.mesh else origin for r in ranks])
         volume = np.full(len(coords), self.terms, dtype=np.int64)
         own = inside.astype(np.int64)
         for d in range(target.ndim):
@@ -256,8 +257,7 @@ class Plan:
     def __str__(self) -> str:
         busiest = max(self.received.values(), default=0)
         lines = [
-            f"{self.source.dtype} {self.source.shape}: "
-            f"{list(self.source.placements)} -> {list(self.target.placements)}",
+            *self._route,
             f"moves {format_bytes(self.total_bytes)} in {len(self.stages)} stage{'s' * (len(self.stages) != 1)}, "
             f"at most {format_bytes(busiest)} to one rank ({self.reason})",
         ]
@@ -266,6 +266,14 @@ class Plan:
         if len(shown) > 8:
             lines.append(f"  ... and {len(shown) - 8} more ranks")
         return "\n".join(lines)
+
+    @property
+    def _route(self) -> list[str]:
+        """What becomes what: one line for one array, one line for each move of several."""
+        stages = self.stages
+        if all(a.target == b.source for a, b in itertools.pairwise(stages)):
+            return [_becomes(self.source, self.target)]
+        return [f"{_becomes(s.source, s.target)}, {format_bytes(s.total_bytes)}" for s in stages]
 
     def _repr_html_(self) -> str:
         few = max(self.source.mesh.size, self.target.mesh.size) <= 16
@@ -351,6 +359,10 @@ def _scattered(stage: Stage) -> Layout | None:
     return Layout(mesh, placements, source.shape, source.dtype, chunks)
 
 
+def _becomes(source: Layout, target: Layout) -> str:
+    return f"{source.dtype} {source.shape}: {list(source.placements)} -> {list(target.placements)}"
+
+
 def neutral_op(layout: Layout, coord: Coord, kept: tuple[int, ...] = ()) -> str | None:
     """Where a value is placed as `layout`: the reduction whose neutral element fills the block at `coord`, None for the value.
 
@@ -377,7 +389,7 @@ def _op(layout: Layout, m: int) -> str:
     return p.op
 
 
-def _meet(offsets: tuple[int, ...], box: slice) -> list[tuple[int, slice, slice]]:
+def meet(offsets: tuple[int, ...], box: slice) -> list[tuple[int, slice, slice]]:
     """The parts that meet a box along one dim: (part, slice in the part, slice in the box)."""
     lo, hi = box.start, box.stop
     out = []
