@@ -110,20 +110,24 @@ def test_each_part_travels_once_and_then_from_worker_to_worker(threads: Client) 
     assert sum(road["bytes"] for road in transport.stats().values()) == TABLE.nbytes
 
 
+WHERE: list[str] = []
+
+
+def where_it_runs(block: np.ndarray) -> np.ndarray:
+    WHERE.append(get_worker().address)
+    return block
+
+
 def test_a_dask_array_is_not_computed_on_the_client(threads: Client) -> None:
-    where: list[Any] = []
-
-    def note(block: np.ndarray) -> np.ndarray:
-        where.append(get_worker().address)
-        return block
-
-    data = da.from_array(TABLE, chunks=(2, 3)).map_blocks(note, dtype=float, meta=np.empty((0, 0)))
+    WHERE.clear()
+    data = da.from_array(TABLE, chunks=(2, 3)).map_blocks(where_it_runs, dtype=float, meta=np.empty((0, 0)))
     for mesh, placements in ((LINE, [S0]), (GRID, [S1, S0]), (GRID, [P, S1]), (GRID, [])):
         x = dm.shard_tensor(data, mesh, placements)
-        assert not where
+        assert not WHERE
         np.testing.assert_array_equal(x.compute(), TABLE)
-        assert where
-        where.clear()
+        assert set(WHERE) <= set(threads.scheduler_info()["workers"])
+        assert WHERE
+        WHERE.clear()
     same_chunks = da.from_array(np.arange(6), chunks=2)
     assert dm.shard_tensor(same_chunks, LINE, [S0]).compute().tolist() == list(range(6))
     assert dm.shard_tensor(da.from_array(np.array(3)), LINE, [R]).compute() == 3
