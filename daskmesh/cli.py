@@ -82,18 +82,18 @@ def _cluster(options: argparse.Namespace) -> Iterator[None]:
     """The cluster asked for, as Dask's current one; the default starts inside this process at the first use."""
     with ExitStack() as stack:
         if options.scheduler:
-            stack.enter_context(Client(options.scheduler, timeout=PATIENCE))  # type: ignore[no-untyped-call]
+            stack.enter_context(Client(options.scheduler, timeout=PATIENCE))
         elif options.processes:
             stack.enter_context(dask.config.set({"distributed.nanny.pre-spawn-environ": MALLOC}))
             workers = max(2, min(CPU_COUNT, options.ranks))
-            cluster = LocalCluster(  # type: ignore[no-untyped-call]
+            cluster = LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,
                 dashboard_address=None,
                 scheduler_kwargs={"dashboard_address": ":0"},  # a free port
             )
             stack.enter_context(cluster)
-            stack.enter_context(Client(cluster))  # type: ignore[no-untyped-call]
+            stack.enter_context(Client(cluster))
         stack.callback(dm.shutdown)
         yield
 

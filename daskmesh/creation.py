@@ -198,7 +198,7 @@ def arange(
         start, stop = 0, start
     if step == 0:
         raise ValueError("arange(step): the step is 0")
-    kind = np.arange(start, start + 0 * stop, step, dtype).dtype
+    kind: np.dtype[Any] = np.arange(start, start + 0 * stop, step, dtype=dtype).dtype
     n = max(0, math.ceil((stop - start) / step))
     # NumPy fills from the first two values, which it rounds to the dtype.
     first = np.array(start).astype(kind)[()]
@@ -273,7 +273,8 @@ def eye(n: int, m: int | None = None, k: int = 0, dtype: Any = float, *, mesh: P
 
 def _eye(k: int, dtype: np.dtype[Any], box: Box) -> Array:
     rows, cols = box
-    return np.eye(*_extent(box), k=k + rows.start - cols.start, dtype=dtype)
+    n, m = _extent(box)
+    return np.eye(n, m, k + rows.start - cols.start, dtype=dtype)
 
 
 def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:

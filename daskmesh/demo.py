@@ -182,8 +182,8 @@ def _watched(what: str, show: Print) -> Iterator[Callable[[Any], Any]]:
     live = sys.stdout.isatty() and show is print
 
     def watch(x: Any) -> Any:
-        futures = futures_of(x)  # type: ignore[no-untyped-call]
-        for ready, future in enumerate(as_completed(futures), 1):  # type: ignore[no-untyped-call]
+        futures = futures_of(x)
+        for ready, future in enumerate(as_completed(futures), 1):
             if future.status == "error":
                 future.result()
             if live:

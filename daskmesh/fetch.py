@@ -262,7 +262,7 @@ class Fetch:
     """
 
     def __init__(self, worker: Worker, loads: Iterable[Load], shared: Iterable[Load] = ()) -> None:
-        if in_async_call(worker.loop):  # type: ignore[no-untyped-call]
+        if in_async_call(worker.loop):
             raise RuntimeError("load: called on the event loop, which it would block; call it from a thread (a plain task)")
         self._worker = worker
         self._loop = worker.loop.asyncio_loop  # type: ignore[attr-defined]

@@ -313,4 +313,4 @@ def _recorded(out: Out) -> DTensor | list[Delayed]:
         return DTensor(out)
     graph = graph_of(out)
     keys = [block_key(out, coord) for coord in out.layout.coords()]
-    return [Delayed(key, graph, layer=out.name) for key in keys]  # type: ignore[no-untyped-call]
+    return [Delayed(key, graph, layer=out.name) for key in keys]

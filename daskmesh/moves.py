@@ -13,7 +13,7 @@ import dask.array as da
 from distributed import default_client
 
 from daskmesh import config
-from daskmesh.exchange import Exchange, exchanged
+from daskmesh.exchange import exchanged
 from daskmesh.graph import Layer, Made, Node, graph_of, local_of, rank_tasks
 from daskmesh.layout import Coord, Layout
 from daskmesh.placement import Partial, Placement, Replicate
@@ -60,22 +60,23 @@ def moved(node: Node, target: Layout, reason: str = "") -> Node:
 
 
 def explained(node: Node) -> Plan:
-    """The exchanges behind a node as one plan, in the order in which they were recorded."""
+    """The exchanges behind a node as one plan, in the order in which they were recorded; those of one name run once."""
     seen: set[int] = set()
-    moves: list[Exchange] = []
+    moves: dict[str, Node] = {}
     stack: list[tuple[Node, bool]] = [(node, False)]
     while stack:
         n, done = stack.pop()
-        if done and isinstance(n, Exchange):
-            moves.append(n)
+        if done and n.stages:
+            moves.setdefault(n.name, n)
         elif not done and id(n) not in seen:
             seen.add(id(n))
             stack.append((n, True))
             stack.extend((p, False) for p in reversed(n.parents()))
     if not moves:
         return Plan(node.layout, node.layout, (), "nothing moves")
-    reason = "; ".join(dict.fromkeys(m.reason for m in moves))
-    return Plan(moves[0].stage.source, node.layout, tuple(m.stage for m in moves), reason)
+    reason = "; ".join(dict.fromkeys(m.reason for m in moves.values()))
+    stages = tuple(s for m in moves.values() for s in m.stages)
+    return Plan(stages[0].source, node.layout, stages, reason)
 
 
 def refuse_beyond_memory(nbytes: int, what: str) -> None:
@@ -126,7 +127,7 @@ def dask_array_of(node: Node) -> da.Array:
     for coord in layout.primary():
         parts = layout.part_index(coord)
         if all(i in p for i, p in zip(parts, place, strict=True)):
-            key = (name, *(p[i] for i, p in zip(parts, place, strict=True)))
+            key: tuple[Any, ...] = (name, *(p[i] for i, p in zip(parts, place, strict=True)))
             tasks[key] = pinned[name, *layout.block_index(coord)].substitute({}, key=key)
     chunks = tuple(tuple(c[i] for i in f) for c, f in zip(layout.chunks, filled, strict=True))
     graph = graph_of(Made(layout, node.world, Layer(name, tasks, (node,))))
@@ -141,7 +142,7 @@ def local_arrays_of(node: Node) -> list[da.Array]:
     arrays = []
     for coord in layout.coords():
         mine = f"{name}-{layout.mesh.rank_at(coord)}"
-        key = (mine, *(0,) * layout.ndim)
+        key: tuple[Any, ...] = (mine, *(0,) * layout.ndim)
         task = pinned[name, *layout.block_index(coord)].substitute({}, key=key)
         graph = graph_of(Made(layout, node.world, Layer(mine, {key: task}, (node,))))
         arrays.append(da.Array(graph, mine, tuple((n,) for n in layout.local_shape(coord)), dtype=layout.dtype))

@@ -100,7 +100,7 @@ class RankPlugin(SchedulerPlugin):
             service().install(self)
         self._replace_replica_policy()
         try:
-            plugin = dumps(MeshWorkerPlugin())  # type: ignore[no-untyped-call]
+            plugin = dumps(MeshWorkerPlugin())
             answers = await scheduler.register_worker_plugin(None, plugin, name=self.name, idempotent=True)
             for address, answer in answers.items():
                 if answer["status"] != "OK":

@@ -118,7 +118,7 @@ class Region(Node):
         """Run all ranks and wait; what `run_ganged` returned on each, in mesh order. Later graphs share these results."""
         keys = [*block_keys(self), (self.gate,)]
         futures = client.get(graph_of(self), keys, sync=False)
-        *parts, _ = client.gather(futures)
+        parts: list[tuple[Any, ...]] = list(client.gather(futures))[:-1]
         held = dict(zip(keys, futures, strict=True))
         gate = {(self.gate,): held.pop((self.gate,))}
         self._layer = Layer(self.name, held, (), {self.gate: (gate, frozenset())})

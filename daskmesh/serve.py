@@ -49,7 +49,7 @@ def handlers(store: ShardStore) -> dict[str, Callable[..., Any]]:
             views = [select(store.get(id_), index) for id_, index in loads]
         except TicketLost as lost:
             return {"status": "lost", "reason": str(lost)}
-        return {"status": "OK", "views": [Serialize(view) for view in views]}  # type: ignore[no-untyped-call]
+        return {"status": "OK", "views": [Serialize(view) for view in views]}
 
     async def daskmesh_fill(segment: str, loads: Sequence[Sequence[Any]], offsets: Sequence[int]) -> dict[str, Any]:
         """Copy views into a segment of shared memory, each from its offset on, in C order."""

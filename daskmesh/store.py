@@ -84,7 +84,7 @@ class Ticket:
     array: Any = field(default=None, compare=False, repr=False)
 
 
-@sizeof.register(Ticket)  # type: ignore[untyped-decorator,no-untyped-call]
+@sizeof.register(Ticket)  # type: ignore[untyped-decorator]
 def _sizeof_ticket(ticket: Ticket) -> int:
     return 512 + (0 if ticket.array is None else int(sizeof(ticket.array)))
 

@@ -82,7 +82,7 @@ class RankTask(Task):
         rank = CURRENT_RANK.set(self.rank)
         world = CURRENT_WORLD.set(self.world)
         try:
-            return super().__call__(values)  # type: ignore[no-untyped-call]
+            return super().__call__(values)
         finally:
             CURRENT_WORLD.reset(world)
             CURRENT_RANK.reset(rank)

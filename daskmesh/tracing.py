@@ -54,7 +54,7 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise ValueNeeded("this array stands for a shard while shapes are inferred; it has no values")
 
 
-class _NoTasks(Layer):  # type: ignore[misc]
+class _NoTasks(Layer):
     """A layer whose tasks nobody may see, so that computing, sending or pickling it ends the trace at once."""
 
     def is_materialized(self) -> bool:
@@ -92,9 +92,9 @@ _LOCK = threading.RLock()
 
 def _usual() -> Callable[..., Any]:
     try:
-        return get_client().get  # type: ignore[no-any-return]
+        return get_client().get
     except ValueError:
-        return dask.threaded.get  # type: ignore[no-any-return]
+        return dask.threaded.get
 
 
 @contextmanager

@@ -282,7 +282,7 @@ def _make_world(n_ranks: int | None, client: Client | None, at_least: int = 0) -
 
 def _current_client() -> Client | None:
     try:
-        client: Client = Client.current()  # type: ignore[no-untyped-call]
+        client: Client = Client.current()
     except ValueError:
         return None
     return None if client.status in ("closed", "closing") else client
@@ -328,7 +328,7 @@ def _start_embedded(ranks: int) -> Any:
         return _STATE.embedded[1]
     _close_embedded()
     workers = min(CPU_COUNT, ranks or CPU_COUNT)
-    cluster = LocalCluster(  # type: ignore[no-untyped-call]
+    cluster = LocalCluster(
         n_workers=workers,
         threads_per_worker=max(1, CPU_COUNT // workers),
         processes=False,
@@ -339,7 +339,7 @@ def _start_embedded(ranks: int) -> Any:
         memory_limit=0,
         silence_logs=logging.ERROR,
     )
-    client = Client(cluster)  # type: ignore[no-untyped-call]
+    client = Client(cluster)
     _STATE.embedded = cluster, client
     logger.info("started a Dask cluster in this process, %d workers; its client is Dask's default client now", workers)
     return client
