@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -53,13 +54,17 @@ class Exchange(Node):
         self.stage = stage
         self.reason = reason
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (self.stage,)
+
     def parents(self) -> Sequence[Node]:
         return (self.source,)
 
     def _lower(self) -> Layer:
         # As a task carries it: without what was worked out for the plan.
-        source, stage = self.source, Stage(self.stage.source, self.stage.target)
-        name = "reshard-" + tokenize(source.name, stage.target)
+        source, stage = self.source, replace(self.stage, reader=None)
+        name = "reshard-" + tokenize(source.name, stage)
         tickets, tasks = expose_layer(source)
         wanted = {c: stage_sources(stage, c) for c in stage.target.coords()}
         peers = {rank_coord: [c for c in cs if not _own(stage, rank_coord, c)] for rank_coord, cs in wanted.items()}

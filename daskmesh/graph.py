@@ -31,6 +31,7 @@ from daskmesh.layers import TaskLayer, as_layer
 from daskmesh.layout import Coord, Layout
 from daskmesh.mesh import ProcessMesh
 from daskmesh.placement import reduction
+from daskmesh.plan import Stage
 from daskmesh.tasks import RankTask
 from daskmesh.tiles import Slot, Step, run_steps
 
@@ -77,10 +78,13 @@ class Layer:
 class Node:
     """A recorded array: its layout, the world whose ranks hold it, and how it comes about.
 
-    Subclasses say how in ``_lower``. A node is immutable but for the caches and `boundary`.
+    Subclasses say how in ``_lower``, and in ``stages`` and ``reason`` what they move between ranks and why. A node is immutable
+    but for the caches and `boundary`.
     """
 
     __slots__ = ("_layer", "boundary", "layout", "world")
+
+    reason = ""
 
     def __init__(self, layout: Layout, world: str, *, boundary: bool = True) -> None:
         self.layout = layout
@@ -105,6 +109,11 @@ class Node:
 
     def parents(self) -> Sequence[Node]:
         """The nodes that this one was recorded from."""
+        return ()
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What this node moves between ranks."""
         return ()
 
     def as_boundary(self) -> Node:

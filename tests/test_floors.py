@@ -40,7 +40,7 @@ FLOORS: list[tuple[int, str]] = [
     (5, "graph gang algorithms"),
     (5, "joining"),
     (5, "exchange halo tracing"),
-    (5, "running moves collectives"),
+    (5, "running moves collectives summa"),
     (5, "regions inference"),
     (5, "shmem methods"),
     (6, "dtensor"),
@@ -59,7 +59,7 @@ FLOORS: list[tuple[int, str]] = [
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
     "config store fetch serve reading transport links symmetric tasks tickets blame plugins world meeting joining region "
-    "layers graph exchange tracing running regions moves dtensor conversion creation mapping shmem collectives testing demo "
+    "layers graph exchange summa tracing running regions moves dtensor conversion creation mapping shmem collectives testing demo "
     "cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
