@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from distributed import Reschedule, get_worker, secede
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
-from distributed.protocol import pickle
 from distributed.utils import sync
 
 from daskmesh import config
+from daskmesh.errors import packed_error, unpacked_error
 from daskmesh.gang import Gang, gang_context
-from daskmesh.links import Endpoint, PeerLost, packed_error
+from daskmesh.links import Endpoint, PeerLost
 from daskmesh.meeting import Meeting
 from daskmesh.mesh import ProcessMesh
 from daskmesh.parcels import Line
@@ -45,7 +45,6 @@ PATIENCE = 0.005
 RETRY_PAUSE = 0.05
 _NAME = "daskmesh-links"
 
-_loads: Callable[[bytes], Any] = pickle.loads
 _secede: Callable[[], None] = secede
 
 
@@ -173,7 +172,7 @@ class _Part:
         if answer["status"] == "cancelled":
             raise Reschedule
         if answer["status"] == "failed":
-            self.given = _loads(answer["error"])
+            self.given = unpacked_error(answer["error"])
             raise self.given
         store = store_at(worker.address)
         if store is None:

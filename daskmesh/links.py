@@ -17,7 +17,7 @@ dropped where they arrive.
 
 from __future__ import annotations
 
-import selectors
+import select
 import socket
 import struct
 import threading
@@ -28,11 +28,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from distributed.protocol import pickle
-
+from daskmesh.errors import packed_error, unpacked_error
 from daskmesh.wires import Address, Listener, PeerLost, Wire, dial
 
-__all__ = ["Address", "Endpoint", "PeerLost", "RankLeft", "Tag", "packed_error"]
+__all__ = ["Address", "Endpoint", "PeerLost", "RankLeft", "Tag"]
 
 #: Bytes read from a socket in one call.
 READ_BYTES = 2**18
@@ -43,9 +42,6 @@ FULL_SECONDS = 0.002
 
 _HEAD = struct.Struct("<QQIIIB")  # length of the body, region, attempt, source, target, kind
 _DATA, _ABORT, _LEFT = range(3)
-# Dask's pickle, not the standard one: an error's class may have been defined in a notebook.
-_dumps: Callable[[BaseException], bytes] = pickle.dumps
-_loads: Callable[[bytes | bytearray], BaseException] = pickle.loads
 
 
 class RankLeft(RuntimeError):
@@ -61,7 +57,7 @@ class Tag(NamedTuple):
     target: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Waiter:
     """A thread waiting for one message; it sleeps on `alarm` unless it is the one that reads the sockets."""
 
@@ -70,16 +66,6 @@ class _Waiter:
     thread: int
     alarm: threading.Lock
     outcome: bytearray | BaseException | None = None
-
-
-def packed_error(error: BaseException) -> bytes:
-    """Pickle an error, or where it cannot be, one that says the same."""
-    try:
-        packed = _dumps(error)
-        _loads(packed)
-    except Exception:
-        return _dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return packed
 
 
 class Endpoint:
@@ -110,11 +96,12 @@ class Endpoint:
         self._wires: dict[str, Wire] = {}
         self._lost: set[str] = set()
         self._scratch = memoryview(bytearray(READ_BYTES))
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.poll()
+        self._by_fd: dict[int, Wire] = {}
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
         self._ring.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ, None)
+        self._poll.register(self._bell, select.POLLIN)
         self._closed = False
         self._listener = Listener(key, self._add_wire, host, worker)
         self.address = self._listener.address
@@ -139,8 +126,9 @@ class Endpoint:
                 return
             # Both sides may connect at once: each goes on sending where it first did, so the order is kept.
             self._wires.setdefault(name, wire)
-            self._selector.register(peer, selectors.EVENT_READ, wire)
-        self._ring_bell()
+            self._by_fd[peer.fileno()] = wire
+            self._poll.register(peer, select.POLLIN)
+        self._ring_bell()  # whoever polls now does not know of it yet
 
     # -- regions ---------------------------------------------------------------------------------------------------
 
@@ -235,7 +223,8 @@ class Endpoint:
                     time.sleep(FULL_SECONDS)
             finally:
                 if mine:
-                    self._hand_over(wire)
+                    with self._lock:
+                        self._hand_over()
             wire.push(b"")
 
     # -- receiving -------------------------------------------------------------------------------------------------
@@ -266,8 +255,8 @@ class Endpoint:
         finally:
             with self._lock:
                 del self._waiters[tag]
-            if self._reader is waiter:
-                self._hand_over(waiter)
+                if self._reader is waiter:
+                    self._hand_over()
         if isinstance(waiter.outcome, BaseException):
             raise waiter.outcome.with_traceback(None)
         return waiter.outcome
@@ -285,24 +274,25 @@ class Endpoint:
             return PeerLost(f"the process of rank {tag.source} has gone")
         return None
 
-    def _hand_over(self, reader: object) -> None:
-        with self._lock:
-            if self._reader is not reader:
+    def _hand_over(self) -> None:
+        """Let another waiting thread read, as this one stops; holds the lock."""
+        for waiter in self._waiters.values():
+            if waiter.outcome is None:
+                self._reader = waiter
+                waiter.alarm.release()
                 return
-            self._reader = next((w for w in self._waiters.values() if w.outcome is None), None)
-            if self._reader is None and self._closed:
-                self._shut()
-            if isinstance(self._reader, _Waiter):
-                self._reader.alarm.release()
+        self._reader = None
+        if self._closed:
+            self._shut()
 
     def _pump(self, timeout: float | None) -> None:
         """Wait until a socket has something, and hand out all it has; only the reader calls this."""
-        for key, _ in self._selector.select(timeout):
-            wire: Wire | None = key.data
-            if wire is None:
-                self._bell.recv(READ_BYTES)
-            else:
+        for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
+            wire = self._by_fd.get(fd)
+            if wire is not None:
                 self._read(wire)
+            elif fd == self._bell.fileno():
+                self._bell.recv(READ_BYTES)
 
     def _read(self, wire: Wire) -> None:
         try:
@@ -330,7 +320,7 @@ class Endpoint:
     def _handle(self, tag: Tag, kind: int, body: bytearray) -> None:
         key = tag[:2]
         if kind == _ABORT:
-            self.abort(*key, _loads(body))
+            self.abort(*key, unpacked_error(body))
             return
         with self._lock:
             if key in self._over:
@@ -372,7 +362,8 @@ class Endpoint:
             self._lost.add(wire.peer)
             self._wires.pop(wire.peer, None)
             if wire.socket.fileno() >= 0:
-                self._selector.unregister(wire.socket)
+                self._poll.unregister(wire.socket)
+                del self._by_fd[wire.socket.fileno()]
                 wire.socket.close()
             wire.outbox.clear()
             for waiter in self._waiters.values():
@@ -386,7 +377,7 @@ class Endpoint:
                 return
             self._closed = True
             self._listener.close()
-            wires = [key.data for key in self._selector.get_map().values() if key.data is not None]
+            wires = list(self._by_fd.values())
             for waiter in self._waiters.values():
                 self._resolve(waiter, PeerLost("this process has closed its connections"))
         for wire in wires:
@@ -396,5 +387,5 @@ class Endpoint:
                 self._shut()
 
     def _shut(self) -> None:
-        for end in (self._selector, self._bell, self._ring):
-            end.close()
+        self._bell.close()
+        self._ring.close()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask.utils import format_bytes
 
-from daskmesh.links import packed_error
+from daskmesh.errors import packed_error
 from daskmesh.plugins import SERVICES
 from daskmesh.tasks import RankTask
 

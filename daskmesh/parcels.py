@@ -86,17 +86,17 @@ class Line:
     stuck: Callable[[TimeoutError], NoReturn] | None = None
     doing: str = ""
     _exposed: int = 0
+    _routes: dict[int, tuple[tuple[Address, Tag], tuple[Tag, Address]]] = field(default_factory=dict)
 
     def send(self, target: int, body: bytes) -> None:
         """Send `body` to the rank `target`."""
-        self.endpoint.send(self.table[target], Tag(self.region, self.attempt, self.rank, target), body)
+        self.endpoint.send(*self._route(target)[0], body)
 
     def receive(self, source: int, call: str = "") -> bytearray:
         """Wait for the next message of the rank `source`, for the sake of `call`."""
-        tag = Tag(self.region, self.attempt, source, self.rank)
         self.doing = call
         try:
-            return self.endpoint.receive(tag, self.table[source], self.timeout)
+            return self.endpoint.receive(*self._route(source)[1], self.timeout)
         except RankLeft:
             raise RankLeft(
                 f"rank {source} has returned from the region, but rank {self.rank} waits for it in {call}; all ranks of a "
@@ -106,6 +106,15 @@ class Line:
             if self.stuck is None:
                 raise
             self.stuck(error)
+
+    def _route(self, peer: int) -> tuple[tuple[Address, Tag], tuple[Tag, Address]]:
+        """What the endpoint wants to know to send to a rank, and to receive from it."""
+        if peer not in self._routes:
+            where = self.table[peer]
+            there = Tag(self.region, self.attempt, self.rank, peer)
+            back = Tag(self.region, self.attempt, peer, self.rank)
+            self._routes[peer] = ((where, there), (back, where))
+        return self._routes[peer]
 
     @property
     def whereabouts(self) -> str:
@@ -196,13 +205,12 @@ class Group:
     index: int
     label: str
     _tickets: dict[int, tuple[Array, Ticket]] = field(default_factory=dict)
+    size: int = 0
     _lent: list[int] = field(default_factory=list)
     _loaded: list[int] = field(default_factory=list)
 
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.ranks)
+    def __post_init__(self) -> None:
+        self.size = len(self.ranks)
 
     def send(self, to: int, call: str, array: Array) -> None:
         """Send `array` to the index `to`. A large one must not change until `settle`."""
@@ -213,17 +221,19 @@ class Group:
         else:
             kind, body = _TICKET, pickle.dumps(self._ticket(array), 5)
             self._lent.append(to)
-        self._line.send(self.ranks[to], body + _pack_head(call, kind, array.dtype, array.shape))
+        line = self.line or _speechless(self)
+        line.send(self.ranks[to], body + _pack_head(call, kind, array.dtype, array.shape))
 
     def receive(self, source: int, call: str) -> Parcel:
         """Take what the index `source` sent, which must belong to the same call."""
-        body = self._line.receive(self.ranks[source], call)
+        line = self.line or _speechless(self)
+        body = line.receive(self.ranks[source], call)
         end = len(body) - _TAIL.size
         start = end - _TAIL.unpack_from(body, end)[0]
         head = _unpack_head(bytes(body[start:end]))
         if head.call != call:
             raise Mismatch(
-                f"rank {self._line.rank} called {call}, but rank {self.ranks[source]} called {head.call} at the same "
+                f"rank {line.rank} called {call}, but rank {self.ranks[source]} called {head.call} at the same "
                 "point; all ranks of a group must make the same collective calls in the same order, with the same shapes"
             )
         if head.kind == _BYTES:
@@ -234,27 +244,28 @@ class Group:
 
     def settle(self) -> None:
         """Wait until all peers have loaded what was sent, so that it may change."""
+        if not (self._loaded or self._lent):
+            return
+        line = self.line or _speechless(self)
         for source in self._loaded:
-            self._line.send(self.ranks[source], _pack_head(_DONE, _BYTES, _NOTHING.dtype, _NOTHING.shape))
+            line.send(self.ranks[source], _pack_head(_DONE, _BYTES, _NOTHING.dtype, _NOTHING.shape))
         self._loaded.clear()
         for target in self._lent:
             self.receive(target, _DONE)
         self._lent.clear()
         if self._tickets:
-            self._line.withdraw()
+            line.withdraw()
             self._tickets.clear()
 
     def _ticket(self, array: Array) -> Ticket:
         """One ticket for an array, whoever it goes to."""
         if id(array) not in self._tickets:
-            self._tickets[id(array)] = (array, self._line.expose(array))
+            self._tickets[id(array)] = (array, (self.line or _speechless(self)).expose(array))
         return self._tickets[id(array)][1]
 
-    @property
-    def _line(self) -> Line:
-        if self.line is None:
-            raise RuntimeError(f"a group of {self.size} ranks has no line to speak over")
-        return self.line
+
+def _speechless(group: Group) -> NoReturn:
+    raise RuntimeError(f"the group {group.label} of {group.size} ranks has no line to speak over")
 
 
 _NOTHING = np.empty(0)

@@ -456,7 +456,7 @@ def test_groups_may_call_different_numbers_of_times() -> None:
             lambda: c.broadcast(np.ones(3)),
             r"rank . sends float64 \(.,\), but rank . gave float64 \(.,\)",
         ),
-        (lambda: c.barrier(), lambda: None, "has left the region"),
+        (lambda: c.barrier(), lambda: None, "has returned from the region"),
     ],
 )
 def test_mismatched_calls_are_named(mine: Any, theirs: Any, message: str) -> None:

@@ -22,8 +22,8 @@ FLOORS: list[tuple[int, str]] = [
     (1, "layout"),
     (2, "draw algebra pricing trees"),
     (2, "plan notation"),
-    (2, "rules"),
-    (3, "config views wires"),
+    (2, "rules regather"),
+    (3, "config errors views wires"),
     (3, "vm links"),
     (3, "segments"),
     (3, "store"),
@@ -47,7 +47,8 @@ FLOORS: list[tuple[int, str]] = [
     (7, "creation"),
     (7, "conversion"),
     (7, "mapping io ops.kinds"),
-    (7, "ops.parts"),
+    (7, "ops.parts ops.gathers"),
+    (7, "ops.picks"),
     (8, "ops.* random"),
     (8, "ops"),
     (9, "autograd"),
@@ -58,7 +59,7 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config store fetch serve reading transport links symmetric tasks tickets blame plugins world meeting joining region "
+    "config errors store fetch serve reading transport links symmetric tasks tickets blame plugins world meeting joining region "
     "layers graph exchange summa tracing running regions moves dtensor conversion creation mapping shmem collectives testing demo "
     "cli".split()
 )

@@ -137,7 +137,7 @@ def test_a_rank_that_left_is_not_waited_for_but_what_it_sent_counts(endpoints: i
     table[0].send(1, b"last words")
     table[0].close()
     assert table[1].receive(0) == b"last words"
-    with pytest.raises(RankLeft, match="rank 0 has left the region while rank 1 waits for it"):
+    with pytest.raises(RankLeft, match="rank 0 has returned from the region, but rank 1 waits for it"):
         table[1].receive(0)
     close(table)
 
