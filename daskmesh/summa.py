@@ -43,6 +43,17 @@ _TEMPORARY_BYTES = 4 * 2**20  # of one product, before it is added to the result
 
 
 @dataclass(frozen=True)
+class Feed(Stage):
+    """The way of one operand to the ranks that make something of it."""
+
+    result: Layout | None = None
+
+    def makes(self, coord: Coord) -> bool:
+        """Whether the rank at `coord` needs the operand: its block of the result is not empty."""
+        return self.result is None or 0 not in self.result.local_shape(coord)
+
+
+@dataclass(frozen=True)
 class Stream:
     """What every rank does: `func` of panels of both operands, summed.
 
@@ -76,7 +87,8 @@ class Streamed(Node):
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The redistributions that the streams add up to."""
-        return tuple(s for s in self.stream.stages if s.source != s.target)
+        feeds = (Feed(s.source, s.target, None, self.layout) for s in self.stream.stages)
+        return tuple(s for s in feeds if s.source != s.target)
 
     def parents(self) -> Sequence[Node]:
         return self.operands
