@@ -328,7 +328,7 @@ def trace(a: DTensor, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: An
 def _traced(a: DTensor, offset: int, axis1: int, axis2: int, dtype: Any) -> DTensor:
     if a.ndim < 2:
         raise ValueError(f"np.trace needs at least two dims, the array has shape {a.shape}")
-    first, second = normalize_axis_tuple((axis1, axis2), a.ndim, "axis")
+    first, second = normalize_axis_tuple((axis1, axis2), a.ndim)
     axes = (first, second)
     made = dtype_of(np.trace, a, **given_options(dtype=dtype))
     ready = prepare(reduction_signature(a.shape, axes_of(axes, a.ndim), "sum"), (a,), made)

@@ -52,7 +52,7 @@ Axes = tuple[int, ...]
 
 def axes_of(axis: Any, ndim: int) -> Axes:
     """The reduced dims, none negative, in order; None means all."""
-    return tuple(range(ndim)) if axis is None else tuple(sorted(normalize_axis_tuple(axis, ndim, "axis")))
+    return tuple(range(ndim)) if axis is None else tuple(sorted(normalize_axis_tuple(axis, ndim)))
 
 
 def no_out(out: Any, name: str) -> None:
