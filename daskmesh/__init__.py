@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"  # before the imports: the plugins carry it in their names
 
+from daskmesh import array_api as _array_api  # noqa: F401  makes the namespace known to DTensors
 from daskmesh import ops as _ops  # noqa: F401  fills the operator table
 from daskmesh.conversion import dtensor_from_fn, dtensor_from_local, dtensor_to_local, reshard, shard_tensor, unshard_dtensor
 from daskmesh.creation import arange, empty, eye, from_callback, full, linspace, ones, zeros

@@ -20,6 +20,7 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from daskmesh import draw
+from daskmesh.device import StandardArray
 from daskmesh.graph import Node, Source, block_key, block_keys, gather, graph_of, local_of
 from daskmesh.layout import Layout, make_layout
 from daskmesh.mesh import ProcessMesh
@@ -45,10 +46,10 @@ def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]],
     return enter
 
 
-class _OneReplica(HLGExpr):  # type: ignore[misc]
+class _OneReplica(HLGExpr):
     """The graph of a DTensor, of which ``compute`` fetches one replica, not all."""
 
-    _parameters = (*HLGExpr._parameters, "primary")
+    _parameters = [*HLGExpr._parameters, "primary"]  # noqa: RUF012
     _defaults = {**HLGExpr._defaults, "primary": None}  # noqa: RUF012
 
     def finalize_compute(self) -> Any:
@@ -61,7 +62,7 @@ class _OneReplica(HLGExpr):  # type: ignore[misc]
         return one.finalize_compute()
 
 
-class DTensor(ArrayMethods, NDArrayOperatorsMixin, DaskMethodsMixin):  # type: ignore[misc]
+class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMixin):
     """An array sharded over a named mesh; made by `shard_tensor`, `zeros`, `local_map` and their kin.
 
     Mathematics is NumPy itself: ``np.sum(x)``, ``x @ y``, ``x[2:5]``. Nothing is ever gathered, replicated or densified
