@@ -33,7 +33,9 @@ __all__ = [
     "broadcast",
     "permute",
     "reduce_scatter",
+    "resized",
     "scan",
+    "single",
     "written",
 ]
 
@@ -239,3 +241,13 @@ def permute(group: Group, x: Array, pairs: Sequence[tuple[int, int]], name: str,
 
 
 _NOTHING = np.empty(0)
+
+
+def single(array: Array, op: str) -> Array:
+    """The reduction of a single term."""
+    return reduction(op).fold((array.reshape(-1).copy(),), 1).reshape(array.shape)
+
+
+def resized(array: Array, dim: int, size: int) -> tuple[int, ...]:
+    """The shape of an array with another size of one dim."""
+    return (*array.shape[:dim], size, *array.shape[dim + 1 :])

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from daskmesh import algorithms
-from daskmesh.gang import Array, MeshDim, as_array, current_gang, tensor_dim, unknown_shape
+from daskmesh.gang import Array, MeshDim, as_array, collective, current_gang, tensor_dim, unknown_shape
 from daskmesh.halo import halo_exchange
 from daskmesh.layout import split_sizes
 from daskmesh.placement import reduction
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 
+@collective
 def all_reduce(x: Array, mesh_dim: MeshDim = None, *, op: str = "sum") -> Array:
     """Reduce `x` over the ranks of the group; every rank gets the result.
 
@@ -68,10 +69,11 @@ def all_reduce(x: Array, mesh_dim: MeshDim = None, *, op: str = "sum") -> Array:
     group = gang.group(mesh_dim)
     if gang.trace is not None:
         return gang.traced(array.shape, array.dtype)
-    out = algorithms.all_reduce(group, array, op) if group.size > 1 else _alone(array, op)
-    return _unwrapped(out, scalar)
+    out = algorithms.all_reduce(group, array, op) if group.size > 1 else algorithms.single(array, op)
+    return out[()] if scalar else out
 
 
+@collective
 def reduce_scatter(x: Array, mesh_dim: MeshDim = None, *, op: str = "sum", dim: int = 0) -> Array:
     """Reduce `x` over the group; rank i of it gets part i of the result, cut along tensor dim `dim` as shards are.
 
@@ -103,10 +105,11 @@ def reduce_scatter(x: Array, mesh_dim: MeshDim = None, *, op: str = "sum", dim: 
     dim = tensor_dim("reduce_scatter", "dim", dim, array)
     group = gang.group(mesh_dim)
     if gang.trace is not None:
-        return gang.traced(_resized(array, dim, split_sizes(array.shape[dim], group.size)[group.index]), array.dtype)
-    return algorithms.reduce_scatter(group, array, op, dim) if group.size > 1 else _alone(array, op)
+        return gang.traced(algorithms.resized(array, dim, split_sizes(array.shape[dim], group.size)[group.index]), array.dtype)
+    return algorithms.reduce_scatter(group, array, op, dim) if group.size > 1 else algorithms.single(array, op)
 
 
+@collective
 def scan(x: Array, mesh_dim: MeshDim = None, *, op: str = "sum") -> Array:
     """Reduce the `x` of this rank and of those before it in the group (an inclusive scan).
 
@@ -136,10 +139,11 @@ def scan(x: Array, mesh_dim: MeshDim = None, *, op: str = "sum") -> Array:
     group = gang.group(mesh_dim)
     if gang.trace is not None:
         return gang.traced(array.shape, array.dtype)
-    out = algorithms.scan(group, array, op) if group.size > 1 else _alone(array, op)
-    return _unwrapped(out, scalar)
+    out = algorithms.scan(group, array, op) if group.size > 1 else algorithms.single(array, op)
+    return out[()] if scalar else out
 
 
+@collective
 def all_gather(x: Array, mesh_dim: MeshDim = None, *, dim: int = 0, tiled: bool = True) -> Array:
     """Put the `x` of all ranks of the group together; every rank gets the result.
 
@@ -182,6 +186,7 @@ def all_gather(x: Array, mesh_dim: MeshDim = None, *, dim: int = 0, tiled: bool 
     return array.copy() if tiled else np.expand_dims(array.copy(), dim)
 
 
+@collective
 def all_to_all(x: Array, mesh_dim: MeshDim = None, *, split_dim: int, concat_dim: int) -> Array:
     """Cut `x` along `split_dim`, part i for rank i of the group, and concatenate what comes along `concat_dim`.
 
@@ -216,11 +221,12 @@ def all_to_all(x: Array, mesh_dim: MeshDim = None, *, split_dim: int, concat_dim
         if not gang.even:
             raise unknown_shape("all_to_all")
         part = split_sizes(array.shape[split_dim], group.size)[group.index]
-        cut = _resized(array, split_dim, part)
+        cut = algorithms.resized(array, split_dim, part)
         return gang.traced((*cut[:concat_dim], cut[concat_dim] * group.size, *cut[concat_dim + 1 :]), array.dtype)
     return algorithms.all_to_all(group, array, split_dim, concat_dim) if group.size > 1 else array.copy()
 
 
+@collective
 def broadcast(x: Array, mesh_dim: MeshDim = None, *, root: int | Sequence[int] = 0) -> Array:
     """Give the `x` of one rank of the group to all.
 
@@ -255,9 +261,10 @@ def broadcast(x: Array, mesh_dim: MeshDim = None, *, root: int | Sequence[int] =
             raise unknown_shape("broadcast of None")
         return gang.traced(array.shape, array.dtype)
     out = algorithms.broadcast(group, array, index) if group.size > 1 or array is None else array.copy()
-    return _unwrapped(out, scalar)
+    return out[()] if scalar else out
 
 
+@collective
 def permute(x: Array, mesh_dim: MeshDim, pairs: Iterable[tuple[Any, Any]]) -> Array:
     """Send `x` from the source to the target of each pair; who receives nothing gets zeros.
 
@@ -293,9 +300,11 @@ def permute(x: Array, mesh_dim: MeshDim, pairs: Iterable[tuple[Any, Any]]) -> Ar
     group = gang.group(mesh_dim)
     if gang.trace is not None:
         return gang.traced_move("permute", array)
-    return _unwrapped(algorithms.permute(group, array, places, "permute", f", {places}"), scalar)
+    out = algorithms.permute(group, array, places, "permute", f", {places}")
+    return out[()] if scalar else out
 
 
+@collective
 def shift(x: Array, mesh_dim: MeshDim = None, by: int = 1, *, wrap: bool = True) -> Array:
     """Get the `x` of the rank `by` places before this one in the group.
 
@@ -328,7 +337,8 @@ def shift(x: Array, mesh_dim: MeshDim = None, by: int = 1, *, wrap: bool = True)
     pairs = [(i, (i + by) % group.size) for i in places if wrap or 0 <= i + by < group.size]
     if gang.trace is not None:
         return gang.traced_move("shift", array)
-    return _unwrapped(algorithms.permute(group, array, pairs, "shift", f", by={by}, wrap={wrap}"), scalar)
+    out = algorithms.permute(group, array, pairs, "shift", f", by={by}, wrap={wrap}")
+    return out[()] if scalar else out
 
 
 def barrier(mesh_dim: MeshDim = None) -> None:
@@ -384,16 +394,3 @@ def axis_size(mesh_dim: MeshDim = None) -> int:
     1
     """
     return current_gang("axis_size").group(mesh_dim, join=False).size
-
-
-def _alone(array: Array, op: str) -> Array:
-    """The reduction of a single term."""
-    return reduction(op).fold((array.reshape(-1).copy(),), 1).reshape(array.shape)
-
-
-def _resized(array: Array, dim: int, size: int) -> tuple[int, ...]:
-    return (*array.shape[:dim], size, *array.shape[dim + 1 :])
-
-
-def _unwrapped(out: Array, scalar: bool) -> Array:
-    return out[()] if scalar else out

@@ -6,13 +6,14 @@ region that never communicates costs nothing, and one that does may begin on eac
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -26,6 +27,7 @@ __all__ = [
     "MeshDim",
     "alone",
     "as_array",
+    "collective",
     "current_gang",
     "gang_context",
     "tensor_dim",
@@ -34,6 +36,7 @@ __all__ = [
 
 Array: TypeAlias = Any
 MeshDim: TypeAlias = str | int | tuple[str | int, ...] | None
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(eq=False)
@@ -55,6 +58,8 @@ class Gang:
     on_lost : callable or None
         Set where something was done to others that must not be done twice: what to raise when a peer is lost, instead of running
         the region again.
+    around : callable or None
+        While the function is differentiated: takes every collective call in its stead, as (function, arguments, keywords).
     calling : str
         The function that was called last.
 
@@ -72,6 +77,7 @@ class Gang:
     even: bool = True
     communicates: bool = False
     on_lost: Callable[[Exception], Exception] | None = None
+    around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any] | None = None
     calling: str = ""
     line: Line | None = None
     _groups: dict[MeshDim, Group] = field(default_factory=dict)
@@ -156,6 +162,7 @@ class Gang:
 
 
 CURRENT_GANG: ContextVar[Gang | None] = ContextVar("daskmesh_gang", default=None)
+_PASSIVE = ("barrier", "axis_index", "axis_size")  # calls that pass no values
 
 
 def current_gang(call: str) -> Gang:
@@ -178,8 +185,38 @@ def current_gang(call: str) -> Gang:
             f"{call}() works between the ranks of a region, and none is running here; call it inside a function given "
             "to local_map"
         )
+    if gang.around is not None and call not in _PASSIVE:
+        raise TypeError(
+            f"{call}() in a function that is being differentiated: what it does to other ranks has no derivative; keep it out of "
+            "functions under grad, or use collectives, which have one"
+        )
     gang.calling = call
     return gang
+
+
+def collective(func: F) -> F:
+    """Let whoever differentiates the running function take the calls of a collective; see `Gang.around`.
+
+    Examples
+    --------
+    >>> with alone() as gang:
+    ...     gang.around = lambda func, args, kwargs: f"{func.__name__}{args}"
+    ...     collective(abs)(-3)
+    'abs(-3,)'
+    """
+
+    @functools.wraps(func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        gang = CURRENT_GANG.get()
+        if gang is None or gang.around is None:
+            return func(*args, **kwargs)
+        around, gang.around = gang.around, None
+        try:
+            return around(func, args, kwargs)
+        finally:
+            gang.around = around
+
+    return cast(F, call)
 
 
 def as_array(x: Array) -> tuple[Array, bool]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from daskmesh.algorithms import along, written
-from daskmesh.gang import MeshDim, as_array, current_gang, unknown_shape
+from daskmesh.gang import MeshDim, as_array, collective, current_gang, unknown_shape
 from daskmesh.parcels import Group
 
 __all__ = ["halo_exchange"]
@@ -32,6 +32,7 @@ BOUNDARIES = ("periodic", "none", "reflect", "nearest")
 UP, DOWN = 1, -1  # towards higher indices (fills low halos), towards lower ones
 
 
+@collective
 def halo_exchange(
     x: Array,
     depth: int | Sequence[Any] | Mapping[int, Any],
