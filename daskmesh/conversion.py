@@ -21,6 +21,7 @@ from daskmesh.mesh import ProcessMesh
 from daskmesh.moves import local_arrays_of, moved
 from daskmesh.placement import Replicate, Shard
 from daskmesh.plan import refuse_truth
+from daskmesh.protocol import handing_over
 from daskmesh.tasks import RankTask
 from daskmesh.world import world_for
 
@@ -29,6 +30,7 @@ __all__ = ["dtensor_from_fn", "dtensor_from_local", "dtensor_to_local", "reshard
 Array = Any
 
 
+@handing_over
 def shard_tensor(data: Any, mesh: ProcessMesh, placements: Any, dtype: Any = None) -> DTensor:
     """Place an array on a mesh.
 
@@ -267,6 +269,7 @@ def dtensor_from_fn(fn: Callable[..., Any], mesh: ProcessMesh, placements: Any, 
     return reshard(dtensor_from_local(whole, first, []), mesh, placements)
 
 
+@handing_over
 def reshard(x: DTensor, mesh: ProcessMesh, placements: Any) -> DTensor:
     """The same global value in another layout: any pair of layouts, another mesh, another number of ranks.
 
@@ -307,6 +310,7 @@ def reshard(x: DTensor, mesh: ProcessMesh, placements: Any) -> DTensor:
     return x.reshard(placements, mesh)
 
 
+@handing_over
 def unshard_dtensor(x: DTensor) -> np.ndarray[Any, Any]:
     """The global value as a writable NumPy array.
 
@@ -322,6 +326,7 @@ def unshard_dtensor(x: DTensor) -> np.ndarray[Any, Any]:
     return x.compute()
 
 
+@handing_over
 def dtensor_to_local(x: DTensor) -> list[da.Array]:
     """The local arrays as lazy dask arrays of one chunk each, in row-major mesh order.
 

@@ -8,7 +8,7 @@ fill these tables, nothing else does dispatch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import dask
 import dask.array as da
@@ -31,15 +31,17 @@ from daskmesh.plan import Plan
 
 __all__ = ["FUNCTIONS", "UFUNC_METHODS", "DTensor", "implements"]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
 # NumPy function -> its meaning on DTensors; ufunc method ("__call__", "reduce", ...) -> (ufunc, *inputs, **kwargs) -> DTensor.
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 UFUNC_METHODS: dict[str, Callable[..., Any]] = {}
 
 
-def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def implements(*functions: Callable[..., Any]) -> Callable[[_F], _F]:
     """Enter a function in the table under the NumPy functions that it stands for."""
 
-    def enter(f: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(f: _F) -> _F:
         FUNCTIONS.update(dict.fromkeys(functions, f))
         return f
 
@@ -344,6 +346,8 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
         return UFUNC_METHODS[method](ufunc, *inputs, **kwargs)
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        if any(hasattr(t, "__daskmesh_function__") for t in types):
+            return NotImplemented  # it follows what is computed, and answers
         if func not in FUNCTIONS:
             name = f"{getattr(func, '__module__', 'numpy')}.{func.__name__}"
             raise TypeError(f"{name} is not defined on DTensors; gather with np.asarray(x) first, or write a local_map")
