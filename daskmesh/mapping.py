@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,17 +16,18 @@ from dask.utils import funcname
 from daskmesh.dtensor import DTensor
 from daskmesh.graph import Node, block_key, graph_of
 from daskmesh.inference import Spec, agree, declared_layouts, declared_tree, inferred, measured_layout, parse_shapes
-from daskmesh.layout import make_layout, normalise_placements
+from daskmesh.layout import Layout, make_layout, normalise_placements
 from daskmesh.mesh import ProcessMesh
 from daskmesh.moves import moved
-from daskmesh.placement import Placement, PlacementError
+from daskmesh.placement import Partial, Placement, PlacementError, Shard
+from daskmesh.protocol import overriding
 from daskmesh.regions import Out, Region
 from daskmesh.running import Call, Declared, Input
 from daskmesh.tracing import Untraceable
 from daskmesh.trees import Entry, Tree, build, count, entries_for, entry_tree, flatten, leaf_names
 from daskmesh.world import world_for
 
-__all__ = ["Mapped", "local_map"]
+__all__ = ["Mapped", "held_by", "local_map"]
 
 logger = logging.getLogger("daskmesh")
 
@@ -65,7 +66,9 @@ def local_map(
     reshard_inputs : bool
         Reshard arguments that are placed otherwise than `in_placements` says, instead of raising.
     in_grad_placements : list of placements, optional
-        Placements of the gradients of the arguments.
+        How the gradients of the arguments that the ranks work out are placed, one entry per positional argument. None, for all or
+        for one: Shard where the argument is Shard, and the terms of all ranks summed where it is Replicate. Partial() leaves
+        that sum to be done later, Partial("avg") takes the mean.
     out_shapes : list, optional
         Per output its global shape, or (global shape, dtype); without a dtype that of the first DTensor argument. A Shard dim as
         long as that of an argument over the same mesh dims is cut as that one is, any other by the split rule.
@@ -142,7 +145,13 @@ def local_map(
 
 @dataclass(frozen=True)
 class Mapped:
-    """A function under `local_map`, and how it was declared."""
+    """A function under `local_map`, and how it was declared.
+
+    Attributes
+    ----------
+    outs, communicates
+        The layouts of the outputs, and whether the ranks talk to each other, from who knows it; the rest is as for `local_map`.
+    """
 
     func: Callable[..., Any]
     title: str
@@ -154,9 +163,19 @@ class Mapped:
     out_shapes: list[Spec] | None
     writeable: bool
     check_replicas: bool
+    outs: tuple[Layout, ...] | None = None
+    communicates: bool | None = None
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, tree = flatten((args, kwargs))
+        answer = overriding(leaves)
+        if answer is not None:
+            return answer(self, args, kwargs)
+        if overriding(held_by(self.func)) is not None:
+            raise TypeError(
+                f"{self.title}: the function holds an array that is being differentiated, so its gradient would be lost; pass "
+                "it as an argument"
+            )
         mesh = self._mesh(leaves, args, kwargs)
         entries = self._for_arguments("in_placements", self.ins, args, leaves)
         nodes: list[Node] = []
@@ -179,7 +198,7 @@ class Mapped:
         if self.grads is not None:
             given = self._for_arguments("in_grad_placements", self.grads, args, leaves)
             grads = tuple(
-                None if entry is None else self._placed("in_grad_placements", x, entry, i, args, kwargs)
+                None if entry is None else self._grad_placed(x, entry, i, args, kwargs)
                 for i, (x, entry) in enumerate(zip(leaves, given, strict=True))
                 if isinstance(x, DTensor)
             )
@@ -244,11 +263,38 @@ class Mapped:
             name = argument_names(self.func, args, kwargs)[i]
             raise PlacementError(f"{self.title}: {what} of argument {name}: {error}") from None
 
+    def _grad_placed(
+        self, x: DTensor, entry: Entry, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Placement, ...]:
+        """How the gradient of `x` is placed; a local gradient has the shape of the local argument."""
+        placed = self._placed("in_grad_placements", x, entry, i, args, kwargs)
+        wanted = x.placements if self.ins is None else self._input_placements(x, i, args, kwargs)
+        for name, q, p in zip(x.process_mesh.dim_names, placed, wanted, strict=True):
+            if (isinstance(p, Shard) or isinstance(q, Shard)) and p != q:
+                who = argument_names(self.func, args, kwargs)[i]
+                raise PlacementError(
+                    f"{self.title}: in_grad_placements of argument {who} has {q!r} on mesh dim {name!r}, where the argument is "
+                    f"{p!r}; a local gradient has the shape of the local argument, so write "
+                    + (f"{p!r} or None" if isinstance(p, Shard) else "Replicate(), Partial() or None, and reshard it afterwards")
+                )
+            if isinstance(q, Partial) and q.op not in ("sum", "avg"):
+                raise PlacementError(f"{self.title}: gradients are summed or averaged, in_grad_placements has {q!r}")
+        return placed
+
+    def _input_placements(self, x: DTensor, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Placement, ...]:
+        leaves = flatten((args, kwargs))[0]
+        entry = self._for_arguments("in_placements", self.ins, args, leaves)[i]
+        return x.placements if entry is None else self._placed("in_placements", x, entry, i, args, kwargs)
+
     # -- outputs ------------------------------------------------------------------------------------------------------
 
     def _outputs(self, call: Call, nodes: list[Node], world: str, grads: Any) -> Any:
         unique = True
-        if self.out_shapes is not None:
+        if self.outs is not None:
+            unique = self.communicates is not False
+            tree = declared_tree(self.declared)
+            call = replace(call, out_tree=tree, outs=self.outs, how="is known", communicates=self.communicates)
+        elif self.out_shapes is not None:
             tree = declared_tree(self.declared)
             outs = declared_layouts(self.out_shapes, call)
             call = replace(call, out_tree=tree, outs=outs, how="out_shapes and out_placements say")
@@ -276,6 +322,26 @@ class Mapped:
         region.call = replace(call, out_tree=tree, outs=outs)
         found = [v if lay is None else DTensor(Out(region, i, lay)) for i, (v, lay) in enumerate(zip(values, outs, strict=True))]
         return build(tree, found)
+
+
+def held_by(func: Callable[..., Any]) -> Iterator[Any]:
+    """What a function holds besides its arguments: closure cells, defaults, and what `functools.partial` bound.
+
+    Examples
+    --------
+    >>> scale = 3
+    >>> list(held_by(functools.partial(lambda x, by=2: x * by, 4)))
+    [4, 2]
+    """
+    while isinstance(func, functools.partial):
+        yield from (*func.args, *func.keywords.values())
+        func = func.func
+    yield from getattr(func, "__defaults__", None) or ()
+    for cell in getattr(func, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a name that has no value yet
+            continue
 
 
 def argument_names(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
