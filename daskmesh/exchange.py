@@ -66,9 +66,8 @@ class Exchange(Node):
         source, stage = self.source, replace(self.stage, reader=None)
         name = "reshard-" + tokenize(source.name, stage)
         tickets, tasks = expose_layer(source)
-        wanted = {c: stage_sources(stage, c) for c in stage.target.coords()}
-        peers = {rank_coord: [c for c in cs if not _own(stage, rank_coord, c)] for rank_coord, cs in wanted.items()}
-        many = max(map(len, peers.values()), default=0) > MANY_PEERS
+        reach = max((stage.reach(c) - (stage.own(c) is not None) for c in stage.target.coords()), default=0)
+        many = reach > MANY_PEERS
         extra: dict[str, tuple[Tasks, frozenset[str]]] = {tickets: (tasks, frozenset({source.name}))}
         reads = {tickets, source.name}
         if many:
@@ -76,13 +75,13 @@ class Exchange(Node):
             extra[directory] = (_directory(directory, tickets, source), frozenset({tickets}))
             reads.add(directory)
         layer: Tasks = {}
-        for coord, others in peers.items():
-            own = next((c for c in wanted[coord] if _own(stage, coord, c)), None)
+        for coord in stage.target.coords():
+            own = stage.own(coord)
             held = TaskRef(block_key(source, own)) if own is not None else None
             claims: Any = None
-            if others and many:
+            if many and stage.reach(coord) > (own is not None):
                 claims = TaskRef((directory,))
-            elif others:
+            elif others := [c for c in stage.sources(coord) if c != own]:
                 claims = List(*(TaskRef((tickets, *source.layout.block_index(c))) for c in others))
             key = (name, *stage.target.block_index(coord))
             rank = stage.target.mesh.rank_at(coord)
@@ -121,11 +120,7 @@ def _collected(layout: Layout, tickets: Sequence[Ticket]) -> dict[Coord, Ticket]
 
 def stage_sources(stage: Stage, coord: Coord) -> list[Coord]:
     """Source coordinates that the target block at `coord` loads from, in order of first use."""
-    return list(dict.fromkeys(load.coord for _, loads in stage.regions(coord) for load in loads))
-
-
-def _own(stage: Stage, coord: Coord, source: Coord) -> bool:
-    return stage.source.mesh.rank_at(source) == stage.target.mesh.rank_at(coord)
+    return list(stage.sources(coord))
 
 
 def assemble(stage: Stage, coord: Coord, own: Any, tickets: Sequence[Ticket] | dict[Coord, Ticket] | None) -> Any:
@@ -196,7 +191,8 @@ class _Reader:
         self.own: Any = None if own is None else local_of(own, layout)
         self.rank = stage.target.mesh.rank_at(coord)
         self.lead: tuple[int | slice, ...] = (0,) * layout.lead
-        others = [c for c in stage_sources(stage, coord) if not _own(stage, coord, c)]
+        mine = stage.own(coord)
+        others = [c for c in stage.sources(coord) if c != mine]
         if isinstance(tickets, dict):
             self.tickets: dict[Coord, Ticket] = {c: tickets[c] for c in others}
         else:

@@ -21,6 +21,7 @@ FLOORS: list[tuple[int, str]] = [
     (0, "mesh"),
     (1, "layout"),
     (2, "draw algebra pricing trees"),
+    (2, "stage"),
     (2, "plan notation"),
     (2, "rules regather"),
     (3, "config errors views wires"),
