@@ -73,7 +73,8 @@ def reduction_signature(
     """A reduction in index notation, of an operand and, if its shape is given, a mask that broadcasts to it."""
     if mask is None:
         return reducing(len(shape), axes, op, keepdims=keepdims, flows=flows)
-    if np.broadcast_shapes(shape, mask) != shape:
+    fits = len(mask) <= len(shape) and all(k in (1, n) for n, k in zip(shape[::-1], mask[::-1], strict=False))
+    if not fits:
         raise ValueError(f"where= of shape {mask} does not broadcast to the shape {shape} of the operand")
     both = elementwise((shape, mask))
     plain = reducing(len(shape), axes, op, keepdims=keepdims, flows=flows)
