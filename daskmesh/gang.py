@@ -58,6 +58,8 @@ class Gang:
     on_lost : callable or None
         Set where something was done to others that must not be done twice: what to raise when a peer is lost, instead of running
         the region again.
+    apart : bool
+        Whether this rank runs alone, because no rank was seen to need another while shapes were inferred.
     around : callable or None
         While the function is differentiated: takes every collective call in its stead, as (function, arguments, keywords).
     calling : str
@@ -77,6 +79,7 @@ class Gang:
     even: bool = True
     communicates: bool = False
     on_lost: Callable[[Exception], Exception] | None = None
+    apart: bool = False
     around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any] | None = None
     calling: str = ""
     line: Line | None = None

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from distributed import Reschedule, get_worker, secede
+from distributed import Reschedule, get_worker
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.utils import sync
@@ -29,6 +29,7 @@ from daskmesh.links import Endpoint, PeerLost
 from daskmesh.meeting import Meeting
 from daskmesh.mesh import ProcessMesh
 from daskmesh.parcels import Line
+from daskmesh.peers import make_room
 from daskmesh.store import store_at
 from daskmesh.wires import Address
 
@@ -44,8 +45,6 @@ PATIENCE = 0.005
 #: Seconds before a task that lost a peer is scheduled again: the scheduler learns of the loss within that order.
 RETRY_PAUSE = 0.05
 _NAME = "daskmesh-links"
-
-_secede: Callable[[], None] = secede
 
 
 class RegionLost(PeerLost):
@@ -167,7 +166,7 @@ class _Part:
         try:
             answer = answered.result(PATIENCE)
         except TimeoutError:
-            _secede()
+            make_room()
             answer = answered.result()
         if answer["status"] == "cancelled":
             raise Reschedule

@@ -186,7 +186,7 @@ def _apart(call: Call, rank: int) -> Iterator[Gang]:
         )
 
     try:
-        with gang_context(Gang(call.mesh, rank, join)) as gang:
+        with gang_context(Gang(call.mesh, rank, join, apart=True)) as gang:
             yield gang
     except Exception as error:
         error.add_note(f"rank {rank} at coordinate {call.mesh.coordinate(rank)} of {call.mesh!r}, running {call.title}")

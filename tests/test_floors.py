@@ -31,11 +31,13 @@ FLOORS: list[tuple[int, str]] = [
     (3, "fetch serve"),
     (3, "reading"),
     (3, "transport"),
-    (3, "parcels symmetric"),
+    (3, "parcels buffers"),
+    (3, "symmetric"),
+    (3, "peers"),
     (4, "tasks region pins"),
     (4, "tickets blame"),
     (4, "plugins"),
-    (4, "world meeting"),
+    (4, "world meeting registrar"),
     (5, "layers"),
     (4, "tiles"),
     (5, "graph gang algorithms"),
@@ -45,7 +47,9 @@ FLOORS: list[tuple[int, str]] = [
     (5, "regions inference"),
     (5, "shmem methods device"),
     (6, "dtensor"),
-    (7, "creation"),
+    (7, "creation recorded"),
+    (7, "acting"),
+    (7, "onesided signals"),
     (7, "conversion"),
     (7, "mapping io ops.kinds"),
     (7, "ops.parts ops.gathers"),
@@ -60,8 +64,8 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config errors store fetch serve reading transport links symmetric tasks tickets blame plugins world meeting joining region "
-    "layers graph exchange summa tracing running regions moves dtensor conversion creation mapping shmem collectives testing demo "
+    "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins world meeting registrar joining region "
+    "layers graph exchange summa tracing running regions moves dtensor conversion creation mapping shmem shmem_ops recorded collectives testing demo "
     "cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
