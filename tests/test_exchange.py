@@ -23,6 +23,7 @@ from daskmesh.layout import Layout, make_layout
 from daskmesh.mesh import ProcessMesh, init_mesh
 from daskmesh.moves import moved
 from daskmesh.placement import Partial, Placement, ReduceType, Replicate, Shard
+from daskmesh.stage import Stage
 from daskmesh.store import _STORES
 from daskmesh.world import world_for
 
@@ -54,9 +55,22 @@ def check(source: Layout, target: Layout, rng: np.random.Generator) -> None:
     transport.reset_stats()
     blocks = dask.get(y.__dask_graph__(), y.__dask_keys__())
     assert loaded() == plan.total_bytes
+    for stage in plan.stages:
+        check_sources(stage)
     result = oracle.joined(target, {c: local_of(b, target) for c, b in zip(target.coords(), blocks, strict=True)})
     oracle.assert_same(oracle.value(target, result), oracle.value(source, terms))
     oracle.check_kept(source, target, terms, result)
+
+
+def check_sources(stage: Stage) -> None:
+    """Who is read, told without listing the loads."""
+    for coord in stage.target.coords():
+        read = {load.coord for _, loads in stage.regions(coord) for load in loads}
+        sources = list(stage.sources(coord))
+        assert set(sources) == read
+        assert len(sources) == len(read) == stage.reach(coord)
+        rank = stage.target.mesh.rank_at(coord)
+        assert [c for c in sources if stage.source.mesh.rank_at(c) == rank] == [c for c in [stage.own(coord)] if c is not None]
 
 
 def sample(
