@@ -31,18 +31,18 @@ Shape = tuple[int, ...]
 
 
 class Stretch(NamedTuple):
-    """`count` elements of a dim, from `start` on by `step` (1, -1 or 0); with `start` -1 they are no elements but the fill value."""
+    """`size` elements of a dim, from `start` on by `step` (1, -1 or 0); with `start` -1 they are no elements but the fill value."""
 
     start: int
     step: int
-    count: int
+    size: int
 
     @property
     def span(self) -> Run:
         """Least and greatest element, plus one; empty for the fill value."""
-        if self.start < 0 or not self.count:
+        if self.start < 0 or not self.size:
             return 0, 0
-        last = self.start + self.step * (self.count - 1)
+        last = self.start + self.step * (self.size - 1)
         return min(self.start, last), max(self.start, last) + 1
 
 
@@ -60,10 +60,10 @@ def ascending(stretches: Stretches) -> bool:
     """
     at = 0
     for s in stretches:
-        if s.start < 0 or not s.count:
+        if s.start < 0 or not s.size:
             continue
         lo, hi = s.span
-        if lo < at or (s.step < 0 and s.count > 1):
+        if lo < at or (s.step < 0 and s.size > 1):
             return False
         at = hi - 1
     return True
@@ -76,15 +76,15 @@ def cut(stretches: Stretches, lo: int, hi: int) -> Stretches:
     --------
     >>> from daskmesh.regather import Stretch, cut
     >>> cut((Stretch(4, 1, 2), Stretch(0, 1, 4)), 1, 3)
-    (Stretch(start=5, step=1, count=1), Stretch(start=0, step=1, count=1))
+    (Stretch(start=5, step=1, size=1), Stretch(start=0, step=1, size=1))
     """
     out = []
     at = 0
     for s in stretches:
-        a, b = max(lo - at, 0), min(hi - at, s.count)
+        a, b = max(lo - at, 0), min(hi - at, s.size)
         if a < b:
             out.append(Stretch(s.start + s.step * a if s.start >= 0 else -1, s.step, b - a))
-        at += s.count
+        at += s.size
     return tuple(out)
 
 
@@ -102,15 +102,15 @@ def counts(stretches: Stretches, offsets: Sequence[int]) -> Shape:
     for s in stretches:
         if s.start < 0:
             if part < 0:
-                early += s.count
+                early += s.size
             else:
-                given[part] += s.count
+                given[part] += s.size
             continue
         lo, hi = s.span
         while lo < hi:
             part = bisect_right(offsets, lo) - 1
             stop = min(hi, offsets[part + 1])
-            given[part] += s.count if s.step == 0 else stop - lo
+            given[part] += s.size if s.step == 0 else stop - lo
             lo = hi if s.step == 0 else stop
             given[part] += early
             early = 0
@@ -146,7 +146,7 @@ def relative(stretches: Stretches, runs: Sequence[Run]) -> Stretches:
         i = bisect_right(starts, at) - 1
         return before[i] + at - starts[i]
 
-    return tuple(s if s.start < 0 else Stretch(moved(s.start), s.step, s.count) for s in stretches)
+    return tuple(s if s.start < 0 else Stretch(moved(s.start), s.step, s.size) for s in stretches)
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,10 @@ class Regather(Stage):
             return given[part]
         offsets = self.target.offsets[d]
         return ((offsets[part], offsets[part + 1]),)
+
+    def parts(self, coord: Coord) -> list[Sequence[int]]:
+        """Per tensor dim, the numbers of the source parts that the target block at `coord` meets, without their slices."""
+        return [tuple(dict.fromkeys(part for part, _, _ in met)) for met in self.meets(coord)]
 
     def meets(self, coord: Coord) -> list[list[tuple[int, slice, slice]]]:
         """Per tensor dim, the source parts that the target block at `coord` meets: (part, slice in it, slice in the block)."""

@@ -7,6 +7,7 @@ results whose sizes only the data tell: every rank makes its local array now and
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from daskmesh.plan import neutral_op
 from daskmesh.regather import Regather, Stretch, ascending, counts, cut, relative, spans
 
 __all__ = [
-    "as_operand", "fillable", "laid_out", "placed", "recut", "regathered", "renumbered", "run_at_once", "split_over", "whole_along",
+    "as_operand", "dropped", "fillable", "laid_out", "placed", "recut", "regathered", "renumbered", "run_at_once", "split_over", "whole_along",
 ]  # fmt: skip
 
 Array = Any
@@ -108,6 +109,42 @@ def _part(coord: Coord, array: Array, target: Layout) -> Array:
     return local_of(build_box(array.__getitem__, target, coord), target)
 
 
+def dropped(x: DTensor, dims: Sequence[int], what: str) -> DTensor:
+    """`x` without some dims of size 1.
+
+    **Communication**: none, unless one of them is cut. Then the rank that holds the data shares them out along the longest dim that
+    is not cut, which moves least, or sends a copy to every rank where no dim is as long as there are ranks.
+    """
+    if not dims:
+        return DTensor(x._node)
+    layout = x.layout
+    kept = [d for d in range(x.ndim) if d not in dims]
+    cuts = [m for m, p in enumerate(layout.placements) if isinstance(p, Shard) and p.dim in dims]
+    node = x._node
+    if cuts:
+        n = math.prod(layout.mesh.shape[m] for m in cuts)
+        free = [d for d in kept if not layout.shard_axes[d] and layout.shape[d] >= n]
+        placements, chunks = list(layout.placements), list(layout.chunks)
+        for d in dims:
+            chunks[d] = (1,)
+        goal: Placement = Replicate()
+        if free:
+            longest = max(free, key=lambda d: layout.shape[d])
+            goal = Shard(longest)
+            chunks[longest] = split_over(layout.shape[longest], cuts, layout.mesh)
+        for m in cuts:
+            placements[m] = goal
+        how = "copied to all" if goal == Replicate() else "shared out"
+        node = moved(node, laid_out(layout, placements, tuple(chunks)), f"{what}: what one rank holds is {how}")
+    places = {d: i for i, d in enumerate(kept)}
+    target = laid_out(layout, renumbered(node.layout.placements, places), tuple(node.layout.chunks[d] for d in kept))
+    return DTensor(Local(target, node.world, _squeezed, (node,), {"dims": tuple(dims)}))
+
+
+def _squeezed(local: Array, dims: tuple[int, ...]) -> Array:
+    return np.squeeze(local, dims)
+
+
 # -- stretches --------------------------------------------------------------------------------------------------------
 
 
@@ -126,7 +163,7 @@ def regathered(x: DTensor, maps: Mapping[int, Sequence[Stretch]], fill: Any = No
     """
     if fill is not None:
         x = fillable(x)
-    given = {d: tuple(s for s in stretches if s.count) for d, stretches in maps.items()}
+    given = {d: tuple(s for s in stretches if s.size) for d, stretches in maps.items()}
     axes = x.layout.shard_axes
     moving = {d: s for d, s in given.items() if axes[d] and not ascending(s)}
     still = {d: s for d, s in given.items() if d not in moving and s != (Stretch(0, 1, x.shape[d]),)}
@@ -141,7 +178,7 @@ def _picked_in_place(x: DTensor, maps: Mapping[int, Stretches], fill: Any) -> DT
     sizes: dict[int, tuple[int, ...]] = {}
     for d, stretches in maps.items():
         offsets = layout.offsets[d]
-        n = sum(s.count for s in stretches)
+        n = sum(s.size for s in stretches)
         sizes[d] = counts(stretches, offsets) if layout.shard_axes[d] else (n,)
         ends = [0, *itertools.accumulate(sizes[d])]
         picks[d] = tuple(
@@ -158,7 +195,7 @@ def _exchanged(x: DTensor, maps: Mapping[int, Stretches], fill: Any, why: str) -
     picks: dict[int, tuple[Stretches, ...]] = {}
     sizes: dict[int, tuple[int, ...]] = {}
     for d, stretches in maps.items():
-        sizes[d] = split_over(sum(s.count for s in stretches), layout.shard_axes[d], layout.mesh)
+        sizes[d] = split_over(sum(s.size for s in stretches), layout.shard_axes[d], layout.mesh)
         ends = [0, *itertools.accumulate(sizes[d])]
         parts = [cut(stretches, lo, hi) for lo, hi in itertools.pairwise(ends)]
         needed = tuple(map(spans, parts))
@@ -166,7 +203,7 @@ def _exchanged(x: DTensor, maps: Mapping[int, Stretches], fill: Any, why: str) -
         picks[d] = tuple(relative(s, r) for s, r in zip(parts, needed, strict=True))
     middle = recut(layout, {d: tuple(sum(b - a for a, b in r) for r in rs) for d, rs in enumerate(runs) if rs is not None})
     target = recut(layout, sizes)
-    share = max((int(np.prod(target.local_shape(c))) for c in target.coords()), default=0) * target.dtype.itemsize
+    share = max((math.prod(target.local_shape(c)) for c in target.coords()), default=0) * target.dtype.itemsize
     refuse_beyond_memory(share, f"{why or 're-gathering'} {x.shape} {x.dtype}")
     node = Exchange(x._node, Regather(layout, middle, runs=tuple(runs)), why)
     return DTensor(Local(target, x._node.world, pick, (node,), {"layout": target, "picks": picks, "fill": fill}, located=True))
@@ -227,8 +264,9 @@ def run_at_once(
     layouts = tuple(n.layout for n in nodes)
     tasks = rank_tasks(frame, world, name, _unknown, (func, layouts, frame.lead, dict(kwargs or {})), nodes)
     graph = graph_of(Made(frame, world, Layer(name, tasks, tuple(nodes))))
-    held = dask.persist(*(Delayed(key, graph, layer=name) for key in tasks))
-    kinds = dask.compute(*(dask.delayed(_shape_and_dtype)(block, frame.lead) for block in held))
+    held = dask.persist(*(Delayed(key, graph, layer=name) for key in tasks))  # type: ignore[no-untyped-call]
+    asked = [dask.delayed(_shape_and_dtype)(block, frame.lead) for block in held]
+    kinds = dask.compute(*asked)  # type: ignore[no-untyped-call]
     layout = layout_of_locals(frame.mesh, frame.placements, [k[0] for k in kinds], [k[1] for k in kinds])
     blocks = {k: v for block in held for k, v in dict(block.__dask_graph__()).items()}
     return DTensor(Source(layout, world, name, HighLevelGraph({name: TaskLayer(blocks)}, {name: set()})))
