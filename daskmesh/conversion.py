@@ -18,7 +18,7 @@ from daskmesh.graph import Node, Source, block_of, errors_named, rank_tasks
 from daskmesh.layers import TaskLayer
 from daskmesh.layout import Coord, Layout, layout_of_locals, make_layout, normalise_placements
 from daskmesh.mesh import ProcessMesh
-from daskmesh.moves import local_arrays_of, moved
+from daskmesh.moves import local_arrays_of, moved, refuse_asynchronous
 from daskmesh.placement import Replicate, Shard
 from daskmesh.plan import refuse_truth
 from daskmesh.protocol import handing_over
@@ -191,6 +191,8 @@ def dtensor_from_local(
 
 def _from_function(fn: Callable[[int], Array], mesh: ProcessMesh, placements: Any, shape: Any) -> DTensor:
     world = world_for(mesh).id
+    if isinstance(shape, (int, np.integer)):
+        shape = (int(shape),)
     if shape is not None:
         given, dtype = shape if len(shape) == 2 and not isinstance(shape[0], (int, np.integer)) else (shape, None)
         if dtype is not None:
@@ -198,6 +200,7 @@ def _from_function(fn: Callable[[int], Array], mesh: ProcessMesh, placements: An
             name = "from-local-" + tokenize(fn, layout, world)
             return DTensor(Source.from_tasks(layout, world, name, rank_tasks(layout, world, name, _call_on_rank, (fn, layout))))
     # Shapes are not known: the function runs now, once per rank, and its arrays stay where they are made.
+    refuse_asynchronous("dtensor_from_local of a function without shape=(shape, dtype)")
     name = "from-local-" + tokenize(fn, mesh, world)
     made = {}
     for rank in mesh.process_ids:

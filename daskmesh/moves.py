@@ -47,7 +47,7 @@ def moved(node: Node, target: Layout, reason: str = "") -> Node:
     if source.mesh != target.mesh and world_for(target.mesh).id != node.world:
         raise ValueError(
             f"an array on {source.mesh!r} belongs to another world than {target.mesh!r}; "
-            f"call reshard where it was made, or publish its result"
+            f"bring it into this one with shard_tensor(x.to_dask(), mesh, placements)"
         )
     same = (source.mesh.process_ids, source.mesh.shape) == (target.mesh.process_ids, target.mesh.shape)
     if same and source.placements == target.placements and source.chunks == target.chunks:

@@ -233,6 +233,7 @@ def test_with_shape_nothing_runs_until_it_is_computed() -> None:
     assert (y.shape, y.dtype) == ((6, 3), np.dtype("i4"))
     y = dm.dtensor_from_local(local_rows, LINE, [S0])
     assert (y.shape, y.compute().sum()) == ((6, 3), 18)
+    assert dm.dtensor_from_local(np.ones, LINE, [S0], shape=3).shape == (3,)
     with pytest.raises(ValueError, match=r"shape=\(5, 3\).*\(6, 3\)"):
         dm.dtensor_from_local(local_rows, LINE, [S0], shape=(5, 3))
     with pytest.raises(ValueError, match=r"rank \d.*layout says"):

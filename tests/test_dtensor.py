@@ -313,7 +313,7 @@ def test_an_asynchronous_client_is_told_what_to_write(thread_cluster: LocalClust
 
     async def ask() -> None:
         async with Client(thread_cluster.scheduler_address, asynchronous=True) as client:
-            for call in (x.compute, x.persist, lambda: np.asarray(x), lambda: x.local_value(0)):
+            for call in (x.compute, x.persist, x.tolist, lambda: np.asarray(x), lambda: x.local_value(0)):
                 with pytest.raises(TypeError, match=r"await client\.persist\(x\)|await client\.compute\(x\)"):
                     call()
             held = await client.persist(x)
@@ -327,8 +327,11 @@ def test_a_world_of_another_client_is_refused(thread_cluster: LocalCluster) -> N
     with Client(thread_cluster):
         same(x)
         other = dm.ones((5, 7), mesh=MESH)
-        with pytest.raises(ValueError, match="world"):
+        with pytest.raises(ValueError, match=r"world.*shard_tensor\(x\.to_dask\(\)"):
             x + other
+        with pytest.raises(ValueError, match=r"world.*shard_tensor\(x\.to_dask\(\)"):
+            x.reshard([S0], init_mesh(2))
+        same(dm.shard_tensor(x.to_dask(), MESH, [S1]) + other, TABLE + 1)
 
 
 READER = """
