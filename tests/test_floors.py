@@ -46,9 +46,11 @@ FLOORS: list[tuple[int, str]] = [
     (5, "running moves collectives summa"),
     (5, "regions inference"),
     (5, "shmem methods device"),
+    (5, "windows"),
+    (5, "shmem_ops"),
+    (5, "recorded"),
     (6, "dtensor"),
-    (7, "creation recorded"),
-    (7, "acting"),
+    (7, "creation acting"),
     (7, "onesided signals"),
     (7, "conversion"),
     (7, "mapping io ops.kinds"),
@@ -64,9 +66,9 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins world meeting registrar joining region "
-    "layers graph exchange summa tracing running regions moves dtensor conversion creation mapping shmem shmem_ops recorded collectives testing demo "
-    "cli".split()
+    "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins world meeting "
+    "registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion creation mapping "
+    "shmem shmem_ops recorded collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 
