@@ -7,6 +7,7 @@ fill these tables, nothing else does dispatch.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -145,6 +146,12 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
             raise TypeError("len() of a 0-d DTensor; use x.item() for its value")
         return self.shape[0]
 
+    def __getitem__(self, key: Any) -> DTensor:
+        return FUNCTIONS[operator.getitem](self, key)  # type: ignore[no-any-return]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        FUNCTIONS[operator.setitem](self, key, value)
+
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 
@@ -206,7 +213,7 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
         """
         refuse_asynchronous("compute()")
         refuse_beyond_memory(self.nbytes, f"gathering {self!r}")
-        return super().compute(**kwargs)  # type: ignore[no-any-return]
+        return super(DTensor, DTensor(folded(self._node))).compute(**kwargs)  # type: ignore[no-any-return]
 
     def persist(self, **kwargs: Any) -> DTensor:
         """This DTensor with its blocks held on the workers of their ranks.
