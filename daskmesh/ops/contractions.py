@@ -301,6 +301,8 @@ def _labels(text: str, ndims: list[int]) -> tuple[list[str], str]:
     if not arrow:
         every = "".join(full)
         result = dots + "".join(sorted(x for x in set(every) if every.count(x) == 1 and x not in dots))
+    if dots and "..." not in result and arrow:
+        raise ValueError(f"np.einsum: {text!r} must keep the dims of its '...' in the result")
     result = result.replace("...", dots)
     unknown = set(result) - set("".join(full))
     if unknown or len(set(result)) != len(result):
