@@ -26,7 +26,7 @@ from daskmesh.graph import Node, Source, block_key, block_keys, gather, graph_of
 from daskmesh.layout import Layout, make_layout
 from daskmesh.mesh import ProcessMesh
 from daskmesh.methods import ArrayMethods
-from daskmesh.moves import dask_array_of, explained, moved, reduced, refuse_asynchronous, refuse_beyond_memory
+from daskmesh.moves import dask_array_of, explained, folded, moved, reduced, refuse_asynchronous, refuse_beyond_memory
 from daskmesh.placement import Placement
 from daskmesh.plan import Plan
 
@@ -213,7 +213,7 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
         """
         refuse_asynchronous("compute()")
         refuse_beyond_memory(self.nbytes, f"gathering {self!r}")
-        return super(DTensor, DTensor(folded(self._node))).compute(**kwargs)  # type: ignore[no-any-return]
+        return DaskMethodsMixin.compute(DTensor(folded(self._node)), **kwargs)  # type: ignore[no-any-return]
 
     def persist(self, **kwargs: Any) -> DTensor:
         """This DTensor with its blocks held on the workers of their ranks.

@@ -15,14 +15,15 @@ from distributed import default_client
 from daskmesh import config
 from daskmesh.exchange import exchanged
 from daskmesh.graph import Layer, Made, Node, graph_of, local_of, rank_tasks
-from daskmesh.layout import Coord, Layout
-from daskmesh.placement import Partial, Placement, Replicate
+from daskmesh.layout import Coord, Layout, make_layout
+from daskmesh.placement import Partial, Placement, Replicate, Shard
 from daskmesh.plan import Plan, format_bytes, make_plan
 from daskmesh.world import world_for
 
 __all__ = [
     "dask_array_of",
     "explained",
+    "folded",
     "local_arrays_of",
     "moved",
     "reduced",
@@ -96,6 +97,19 @@ def refuse_beyond_memory(nbytes: int, what: str) -> None:
             f"{what} takes {format_bytes(nbytes)} on one worker, whose memory limit is {format_bytes(min(limits))}; "
             f"keep it sharded, or reduce it first"
         )
+
+
+def folded(node: Node) -> Node:
+    """The node to gather a value from: itself, or with large terms folded by the ranks that hold them, each its share.
+
+    Small terms are folded where they are gathered, which needs no step more.
+    """
+    layout = node.layout
+    if not layout.partial_axes or not layout.ndim or layout.nbytes <= config.nbytes("two-stage-bytes"):
+        return node
+    longest = max(range(layout.ndim), key=lambda d: layout.shape[d])
+    placements = [Shard(longest) if isinstance(p, Partial) else p for p in layout.placements]
+    return moved(node, make_layout(layout.mesh, placements, layout.shape, layout.dtype))
 
 
 def refuse_asynchronous(call: str) -> None:

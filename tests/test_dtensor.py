@@ -17,6 +17,7 @@ from dask.graph_manipulation import bind, checkpoint, clone, wait_on
 from distributed import Client, LocalCluster, as_completed, futures_of, progress, wait
 
 import daskmesh as dm
+from daskmesh import transport
 from daskmesh.dtensor import DTensor
 from daskmesh.mesh import ProcessMesh, init_mesh
 from daskmesh.placement import Partial, PlacementError, Replicate, Shard
@@ -43,6 +44,19 @@ def same(x: DTensor, value: Any = TABLE) -> None:
 
 
 # -- the collection protocol
+
+
+def test_large_terms_are_folded_where_they_are_held(threads: Client) -> None:
+    n, mesh = 2**18, init_mesh((2, 2), ("x", "y"))
+    x = dm.full(n, 3.0, mesh=mesh, placements=[P, Partial("max")]).persist()
+    wait(x)
+    transport.reset_stats()
+    assert (x.compute() == 3).all()
+    assert sum(road["bytes"] for road in transport.stats().values()) == 3 * x.nbytes
+    transport.reset_stats()
+    assert (x.compute(scheduler=None, optimize_graph=False) == 3).all()
+    same(dm.full(5, 3.0, mesh=mesh, placements=[P]), np.full(5, 3.0))
+    assert sum(road["bytes"] for road in transport.stats().values()) == 3 * x.nbytes
 
 
 def test_it_is_a_dask_collection() -> None:
