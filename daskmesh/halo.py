@@ -25,7 +25,7 @@ from daskmesh.algorithms import along, written
 from daskmesh.gang import MeshDim, as_array, collective, current_gang, unknown_shape
 from daskmesh.parcels import Group
 
-__all__ = ["halo_exchange"]
+__all__ = ["halo_exchange", "halo_settings"]
 
 Array = Any
 BOUNDARIES = ("periodic", "none", "reflect", "nearest")
@@ -72,21 +72,32 @@ def halo_exchange(
     """
     gang = current_gang("halo_exchange")
     array, _ = as_array(x)
-    ndim = array.ndim
-    single = isinstance(mesh_dims, str | int)
-    names = _per_dim("mesh_dims", (mesh_dims,) if single else mesh_dims, ndim, None, ())
-    depths = _per_dim("depth", depth, ndim, 0, [dim for dim, name in enumerate(names) if name is not None])
-    boundaries = _per_dim("boundary", boundary, ndim, "none", range(ndim))
-    edges = [_make_edge(dim, depths[dim], boundaries[dim]) for dim in range(ndim)]
+    settings = halo_settings(array.ndim, depth, mesh_dims, boundary)
+    edges = [_make_edge(dim, deep, beyond) for dim, (_, deep, beyond) in enumerate(settings)]
     sizes = tuple(n + edge.low + edge.high for n, edge in zip(array.shape, edges, strict=True))
     if out is not None and (out.shape, out.dtype) != (sizes, array.dtype):
         raise ValueError(f"halo_exchange: out is {out.dtype} {out.shape}, with all halos x is {array.dtype} {sizes}")
-    groups = [gang.group(() if name is None else name) for name in names]
+    groups = [gang.group(name) for name, _, _ in settings]
     if gang.trace is not None:
         if any(edge.boundary == "none" and edge.low + edge.high for edge in edges if isinstance(edge.boundary, str)):
             raise unknown_shape("halo_exchange with boundary 'none'")
         return gang.traced(sizes, array.dtype)
     return _surround(array, list(zip(groups, edges, strict=True)), out)
+
+
+def halo_settings(ndim: int, depth: Any, mesh_dims: Any, boundary: Any) -> list[tuple[MeshDim, Any, Any]]:
+    """Per tensor dim: the mesh dims over which it is cut (none: an empty tuple), its depth and its boundary.
+
+    Examples
+    --------
+    >>> halo_settings(2, 1, "x", "none")
+    [('x', 1, 'none'), ((), 0, 'none')]
+    """
+    single = isinstance(mesh_dims, str | int)
+    names = _per_dim("mesh_dims", (mesh_dims,) if single else mesh_dims, ndim, None, ())
+    depths = _per_dim("depth", depth, ndim, 0, [dim for dim, name in enumerate(names) if name is not None])
+    boundaries = _per_dim("boundary", boundary, ndim, "none", range(ndim))
+    return list(zip([() if name is None else name for name in names], depths, boundaries, strict=True))
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,7 @@ class Mapped:
     def _outputs(self, call: Call, nodes: list[Node], world: str, grads: Any) -> Any:
         unique = True
         if self.outs is not None:
-            unique = self.communicates is not False
+            unique = self.communicates is None
             tree = declared_tree(self.declared)
             call = replace(call, out_tree=tree, outs=self.outs, how="is known", communicates=self.communicates)
         elif self.out_shapes is not None:

@@ -13,7 +13,9 @@ from typing import Any
 
 from daskmesh.placement import Placement
 
-__all__ = ["LEAF", "Entry", "Tree", "alike", "build", "count", "entries_for", "entry_tree", "flatten", "leaf_names"]
+__all__ = [
+    "LEAF", "Entry", "Tree", "alike", "build", "count", "entries_for", "entry_tree", "flatten", "leaf_names", "leaves_along",
+]  # fmt: skip
 
 #: What is said about one array: its placements, by mesh-dim order or by name, or nothing.
 Entry = tuple[Placement, ...] | Mapping[str, Placement] | None
@@ -92,6 +94,20 @@ def build(tree: Tree, leaves: Sequence[Any]) -> Any:
         return inner if issubclass(t.kind, list) else tuple(inner)
 
     return make(tree)
+
+
+def leaves_along(tree: Tree, value: Any) -> list[Any]:
+    """The leaves of a value that was built along `tree`, containers in the place of a leaf left whole.
+
+    Examples
+    --------
+    >>> leaves_along(flatten({"a": 1, "b": 2})[1], {"a": [3, 4], "b": 5})
+    [[3, 4], 5]
+    """
+    if tree.kind is None:
+        return [value]
+    inner = [value[k] for k in _sorted(tree.keys)] if issubclass(tree.kind, dict) else value
+    return [leaf for t, v in zip(tree.branches, inner, strict=True) for leaf in leaves_along(t, v)]
 
 
 def _sorted(keys: Any) -> list[Any]:
