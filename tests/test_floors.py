@@ -52,7 +52,7 @@ FLOORS: list[tuple[int, str]] = [
     (6, "dtensor"),
     (7, "creation acting"),
     (7, "onesided signals"),
-    (7, "conversion"),
+    (7, "conversion eager"),
     (7, "mapping io ops.kinds"),
     (7, "ops.parts ops.gathers"),
     (7, "ops.picks ops.reshaping"),
@@ -67,7 +67,7 @@ FLOORS: list[tuple[int, str]] = [
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
     "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins world meeting "
-    "registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion creation mapping "
+    "registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion eager creation mapping "
     "shmem shmem_ops recorded collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}

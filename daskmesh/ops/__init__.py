@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from daskmesh.ops import contractions, elementwise, manipulation, moments, norms, quantiles, reductions, scans
+from daskmesh.ops import contractions, elementwise, joining, manipulation, moments, norms, quantiles, reductions, scans
 
-__all__ = ["contractions", "elementwise", "manipulation", "moments", "norms", "quantiles", "reductions", "scans"]
+__all__ = ["contractions", "elementwise", "joining", "manipulation", "moments", "norms", "quantiles", "reductions", "scans"]

@@ -1,37 +1,31 @@
-"""What manipulation and indexing are made of: stretches of a dim, plain operands in a given layout, results of unknown size.
+"""What manipulation and indexing are made of: stretches of a dim, dropped dims, plain operands in a given layout.
 
-`regathered` is the one way by which slices, flips, rolls, tiles and padding come about (see `daskmesh.regather`). `run_at_once` is for
-results whose sizes only the data tell: every rank makes its local array now and keeps it, and only the shapes are fetched.
+`regathered` is the one way by which slices, flips, rolls, tiles and padding come about (see `daskmesh.regather`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import dask
 import numpy as np
-from dask.base import tokenize
-from dask.delayed import Delayed
-from dask.highlevelgraph import HighLevelGraph
 
 from daskmesh.conversion import shard_tensor
 from daskmesh.creation import build_box
 from daskmesh.dtensor import DTensor
 from daskmesh.exchange import Exchange
-from daskmesh.graph import Layer, Local, Made, Node, Source, graph_of, local_of, rank_tasks
-from daskmesh.layers import TaskLayer
-from daskmesh.layout import Chunks, Coord, Layout, layout_of_locals, split_sizes
+from daskmesh.graph import Local, Node, local_of
+from daskmesh.layout import Chunks, Coord, Layout, split_sizes
 from daskmesh.mesh import ProcessMesh
-from daskmesh.moves import moved, reduced, refuse_asynchronous, refuse_beyond_memory
+from daskmesh.moves import moved, reduced, refuse_beyond_memory
 from daskmesh.placement import Partial, Placement, Replicate, Shard, reduction
 from daskmesh.plan import neutral_op
 from daskmesh.regather import Regather, Stretch, ascending, counts, cut, relative, spans
 
 __all__ = [
-    "as_operand", "dropped", "fillable", "laid_out", "placed", "recut", "regathered", "renumbered", "run_at_once", "split_over", "whole_along",
+    "as_operand", "dropped", "fillable", "laid_out", "placed", "recut", "regathered", "renumbered", "split_over", "whole_along",
 ]  # fmt: skip
 
 Array = Any
@@ -238,46 +232,3 @@ def _along(local: Array, d: int, stretches: Stretches, value: Any) -> Array:
     if not pieces:
         return local[(*lead, slice(0, 0))]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=d)
-
-
-# -- results of unknown size ------------------------------------------------------------------------------------------
-
-
-def run_at_once(
-    func: Callable[..., Array], args: Sequence[DTensor], frame: Layout, kwargs: Mapping[str, Any] | None = None
-) -> DTensor:
-    """Run a function of local arrays now, once per rank, and keep the local arrays, of whatever size, where they are made.
-
-    **Communication**: what computing `args` moves; the shapes travel to the client.
-
-    Parameters
-    ----------
-    func : callable
-        ``func(coord, *locals, **kwargs)`` returns the local array.
-    frame : Layout
-        Mesh, placements and number of dims of the result; its sizes do not count.
-    """
-    refuse_asynchronous("a result whose size only the data tell")
-    nodes = [x._node.as_boundary() for x in args]
-    world = nodes[0].world
-    name = f"{getattr(func, '__name__', 'at-once').strip('_')}-" + tokenize(func, [n.name for n in nodes], frame, kwargs)
-    layouts = tuple(n.layout for n in nodes)
-    tasks = rank_tasks(frame, world, name, _unknown, (func, layouts, frame.lead, dict(kwargs or {})), nodes)
-    graph = graph_of(Made(frame, world, Layer(name, tasks, tuple(nodes))))
-    held = dask.persist(*(Delayed(key, graph, layer=name) for key in tasks))  # type: ignore[no-untyped-call]
-    asked = [dask.delayed(_shape_and_dtype)(block, frame.lead) for block in held]
-    kinds = dask.compute(*asked)  # type: ignore[no-untyped-call]
-    layout = layout_of_locals(frame.mesh, frame.placements, [k[0] for k in kinds], [k[1] for k in kinds])
-    blocks = {k: v for block in held for k, v in dict(block.__dask_graph__()).items()}
-    return DTensor(Source(layout, world, name, HighLevelGraph({name: TaskLayer(blocks)}, {name: set()})))
-
-
-def _unknown(
-    func: Callable[..., Array], layouts: Sequence[Layout], lead: int, kwargs: Mapping[str, Any], coord: Coord, *blocks: Array
-) -> Array:
-    local = func(coord, *(local_of(b, lay) for b, lay in zip(blocks, layouts, strict=True)), **kwargs)
-    return local[(None,) * lead + (...,)]
-
-
-def _shape_and_dtype(block: Array, lead: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    return block.shape[lead:], block.dtype
