@@ -42,7 +42,7 @@ __all__ = [
 Array = Any
 
 #: All terms to everybody up to this many bytes per rank; above, each rank folds a part.
-WHOLE_BYTES = 2**15
+WHOLE_BYTES = 2**16
 #: Up to this many ranks a message to each is cheaper than rounds.
 FEW_RANKS = 8
 

@@ -210,6 +210,8 @@ def collective(func: F) -> F:
 
     @functools.wraps(func)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if args and hasattr(args[0], "__cuda_array_interface__"):
+            return _by_host(call, *args, **kwargs)
         gang = CURRENT_GANG.get()
         if gang is None or gang.around is None:
             return func(*args, **kwargs)
@@ -220,6 +222,15 @@ def collective(func: F) -> F:
             gang.around = around
 
     return cast(F, call)
+
+
+def _by_host(call: Callable[..., Any], x: Array, *args: Any, out: Array | None = None, **kwargs: Any) -> Any:
+    """An array on a device travels through the memory of its host, and the result lies on the device again."""
+    result = np.asarray(call(x.get(), *args, **kwargs), like=x)
+    if out is None:
+        return result
+    out[...] = result
+    return out
 
 
 def as_array(x: Array) -> tuple[Array, bool]:

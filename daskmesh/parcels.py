@@ -32,7 +32,7 @@ __all__ = ["Group", "Line", "Mismatch", "Parcel"]
 Array = Any
 
 #: From this many bytes on an array is exposed and loaded; below, copying it twice is faster.
-INLINE_BYTES = 2**16
+INLINE_BYTES = 2**18
 _TAIL = struct.Struct("<I")
 _BYTES, _PICKLE, _TICKET = range(3)
 _DONE = "done"

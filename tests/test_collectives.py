@@ -501,6 +501,38 @@ def test_wrong_arguments_are_named(call: Any, error: type[Exception], message: s
         call()
 
 
+class OnDevice(np.lib.mixins.NDArrayOperatorsMixin):
+    """What a collective sees of a CuPy array."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.__cuda_array_interface__: dict[str, Any] = {}
+
+    def get(self) -> Any:
+        return self.data
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        assert func is np.asarray
+        return OnDevice(func(*args, **{k: v for k, v in kwargs.items() if k != "like"}))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.data[key] = value.data
+
+
+def test_arrays_on_a_device_come_back_to_it() -> None:
+    def run() -> Any:
+        x = OnDevice(np.arange(3.0) + me())
+        held = OnDevice(np.zeros(5))
+        assert c.halo_exchange(x, 1, "x", "periodic", out=held) is held
+        return c.all_reduce(x), c.all_gather(x, dim=0), held
+
+    for summed, gathered, held in run_ranks(ProcessMesh([0, 1], ["x"]), run):
+        assert all(isinstance(v, OnDevice) for v in (summed, gathered, held))
+        same(summed.data, np.array([1.0, 3.0, 5.0]))
+        same(gathered.data, np.array([0.0, 1, 2, 1, 2, 3]))
+        assert held.data[1:4].tolist() in ([0, 1, 2], [1, 2, 3])
+
+
 def test_outside_a_region_the_error_says_where_collectives_work() -> None:
     with pytest.raises(RuntimeError, match=r"all_reduce\(\) works between the ranks of a region"):
         c.all_reduce(1)

@@ -126,6 +126,40 @@ def test_large_arrays_are_loaded_between_processes(processes: Client) -> None:
     assert np.allclose(result, 18 * x, rtol=1e-14)
 
 
+def forget_the_machine() -> None:
+    """Make a process believe that it is alone on its machine."""
+    from daskmesh import wires
+
+    name = f"machine of {os.getpid()}"
+    wires.machine_id = lambda: name
+
+
+def roads_here() -> str:
+    from daskmesh import joining
+
+    ends = joining._HERE.ends.values()
+    return "some" if any(end._wires or end.address.port for end in ends) else "neither a socket to a peer nor a TCP port"
+
+
+def test_on_an_encrypted_cluster_messages_go_by_its_own_comm() -> None:
+    dm.shutdown()
+    with (
+        local_cluster(n_workers=2, threads_per_worker=1, processes=True, security=True) as cluster,
+        Client(cluster, security=cluster.security) as client,
+    ):
+        client.run(forget_the_machine)
+
+        def program(a: Any) -> Any:
+            collectives.barrier()
+            a = collectives.shift(a)
+            return a + collectives.all_reduce(np.ones(200_000))[-1]
+
+        result = local_map(program, out_placements=[Shard(0)], out_shapes=((6,),))(sharded(6, M3))
+        assert np.array_equal(result, [7.0, 8.0, 3.0, 4.0, 5.0, 6.0])
+        assert set(client.run(roads_here).values()) == {"neither a socket to a peer nor a TCP port"}
+        dm.shutdown()
+
+
 # -- fail together ---------------------------------------------------------------------------------------------------
 
 
