@@ -10,6 +10,7 @@ from daskmesh.conversion import dtensor_from_fn, dtensor_from_local, dtensor_to_
 from daskmesh.creation import arange, empty, eye, from_callback, full, linspace, ones, zeros
 from daskmesh.draw import visualize_sharding
 from daskmesh.dtensor import DTensor
+from daskmesh.io import load, save
 from daskmesh.mapping import local_map
 from daskmesh.mesh import ProcessMesh, init_mesh
 from daskmesh.placement import Partial, PlacementError, ReduceType, Replicate, Shard
@@ -38,9 +39,11 @@ __all__ = [
     "init_mesh",
     "init_parallel_env",
     "linspace",
+    "load",
     "local_map",
     "ones",
     "reshard",
+    "save",
     "shard_tensor",
     "shutdown",
     "unshard_dtensor",

@@ -45,7 +45,7 @@ Rule = Callable[[int], Sequence[Placement]]
 # Names whose functions and objects are NumPy's own.
 _NUMPY = """
     abs acos acosh add all any argmax argmin asin asinh atan atan2 atanh bitwise_and bitwise_invert bitwise_left_shift
-    bitwise_or bitwise_right_shift bitwise_xor bool broadcast_arrays broadcast_shapes broadcast_to can_cast ceil clip complex64
+    bitwise_or bitwise_right_shift bitwise_xor bool broadcast_arrays broadcast_shapes broadcast_to can_cast ceil complex64
     complex128 concat conj copysign cos cosh count_nonzero cumulative_prod cumulative_sum diff divide e equal exp expand_dims
     expm1 flip float32 float64 floor floor_divide greater greater_equal hypot iinfo imag inf int8 int16 int32 int64 isdtype
     isfinite isin isinf isnan less less_equal log log1p log2 log10 logaddexp logical_and logical_not logical_or logical_xor
@@ -57,7 +57,7 @@ _NUMPY = """
 _CREATION = """
     arange asarray empty empty_like eye from_dlpack full full_like linspace ones ones_like zeros zeros_like
 """.split()
-_OWN = ["argsort", "astype", "finfo", "sort"]
+_OWN = ["argsort", "astype", "clip", "finfo", "sort"]
 
 
 def spread(mesh: ProcessMesh) -> Rule:
@@ -183,9 +183,9 @@ class Info:
     def default_device(self) -> ProcessMesh:
         return self._creation.default_device()
 
-    def devices(self) -> list[ProcessMesh]:
+    def devices(self) -> tuple[ProcessMesh, ...]:
         """The mesh of this namespace; any other mesh of the world is as good."""
-        return [self._creation.default_device()]
+        return (self._creation.default_device(),)
 
     def default_dtypes(self, *, device: Device | None = None) -> dict[str, Any]:
         return _NUMPY_INFO.default_dtypes()  # type: ignore[no-any-return]
@@ -211,7 +211,7 @@ class FloatInfo:
 
 def finfo(type: Any, /) -> FloatInfo:
     """Limits of a floating-point dtype, or of an array's; those of the components where it is complex."""
-    info = np.finfo(getattr(type, "dtype", type))
+    info = np.finfo(type.dtype if isinstance(type, (DTensor, np.ndarray)) else type)
     limits = (float(info.eps), float(info.max), float(info.min), float(info.smallest_normal))
     return FloatInfo(int(info.bits), *limits, dtype=info.dtype)
 
@@ -221,6 +221,11 @@ def astype(x: DTensor, dtype: Any, /, *, copy: bool = True, device: Device | Non
     y = x if np.dtype(dtype) == x.dtype else x.astype(dtype)
     y = y if device is None else y.to_device(device)
     return y.copy() if copy and y is x else y
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> DTensor:
+    """The values held between two bounds, in the dtype of `x`."""
+    return np.clip(x, min=min, max=max)  # type: ignore[no-any-return]
 
 
 def sort(x: DTensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> DTensor:
@@ -274,7 +279,7 @@ def _namespace(mesh: ProcessMesh, rule: Rule | None) -> Namespace:
 
 def _contents(made: Creation) -> dict[str, Any]:
     found: dict[str, Any] = {name: getattr(np, name) for name in _NUMPY}
-    found.update(argsort=argsort, astype=astype, finfo=finfo, sort=sort)
+    found.update(argsort=argsort, astype=astype, clip=clip, finfo=finfo, sort=sort)
     found.update({name: getattr(made, name) for name in (*_CREATION, "__array_namespace_info__")})
     return {**found, "__array_api_version__": __array_api_version__}
 
