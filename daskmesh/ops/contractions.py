@@ -24,7 +24,7 @@ from daskmesh.plan import Stage
 from daskmesh.rules import Decision, Signature, contraction, decide, matmul
 from daskmesh.summa import Stream, Streamed
 
-__all__ = ["contracted"]
+__all__ = ["contracted", "spelled_out"]
 
 Array = Any
 Labels = tuple[int | str | None, ...]
@@ -308,6 +308,12 @@ def _labels(text: str, ndims: list[int]) -> tuple[list[str], str]:
     if unknown or len(set(result)) != len(result):
         raise ValueError(f"np.einsum: the result of {text!r} names {sorted(unknown) or 'a label twice'}")
     return full, result
+
+
+def spelled_out(operands: Sequence[Any]) -> tuple[list[str], str, list[Any]]:
+    """The terms, the result and the arrays of a call of ``np.einsum``, all labels written out."""
+    text, arrays = _as_text(operands)
+    return *_labels(text, [np.ndim(x) for x in arrays]), arrays
 
 
 def _cheapest_pair(arrays: list[Any], terms: list[str], result: str) -> tuple[int, int]:
