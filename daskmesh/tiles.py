@@ -31,7 +31,7 @@ Tile = tuple[slice, ...]
 ELEMENTWISE: set[Callable[..., Any]] = set()
 
 TILE_ELEMENTS = 2**14  # some arrays of float64 tiles fit the L2 cache together
-_MIN_TILES = 4
+_WORTH = 4 * TILE_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,8 @@ def _is_elementwise(step: Step) -> bool:
 
 def _run(steps: Sequence[Step], first: int, slots: list[Any]) -> _Run | None:
     """The elementwise steps from `first` on that give arrays of one shape, if they are worth tiling."""
+    if not _is_large(steps[first], slots):
+        return None
     shape: Shape | None = None
     base = len(slots)
     end = first
@@ -94,9 +96,17 @@ def _run(steps: Sequence[Step], first: int, slots: list[Any]) -> _Run | None:
             break
         shape = made
         end += 1
-    if end - first < 2 or shape is None or math.prod(shape) < _MIN_TILES * TILE_ELEMENTS:
+    if end - first < 2 or shape is None or math.prod(shape) < _WORTH:
         return None
     return _Run(steps[first:end], slots, shape)
+
+
+def _is_large(step: Step, slots: list[Any]) -> bool:
+    """Whether the operands of a step could broadcast to something worth tiling; quick, for most steps are small."""
+    size = 1
+    for a in step.args:
+        size *= max(1, getattr(slots[a.index] if isinstance(a, Slot) else a, "size", 1))
+    return size >= _WORTH
 
 
 def _shape_of(step: Step, slots: list[Any], base: int, pending: Shape | None) -> Shape | None:
