@@ -3,8 +3,8 @@
 Two ranks must not write to one chunk of the file, since a chunk is rewritten whole. So the parts of the array are cut where the
 chunks are, and where they are not, they are moved first::
 
-    parts  [Shard(0)] of 10 rows over 3 ranks    0 1 2 3 | 4 5 6 7 | 8 9      chunks of 4 rows: one per rank, nothing moves
-    parts  of sizes 1, 7, 2                      0 | 1 2 3 4 5 6 7 | 8 9      rank 0 loads rows 1-3 from rank 1
+    24 rows over 3 ranks       0 ... 7 | 8 ... 15 | 16 ... 23     chunks of 8 rows, one per rank: nothing moves
+    parts of 1, 18 and 5 rows  0 | 1 ... 18 | 19 ... 23           rank 0 loads rows 1-7 and rank 2 rows 16-18 from rank 1
 """
 
 from __future__ import annotations
