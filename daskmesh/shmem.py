@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import pickle
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -20,6 +21,9 @@ from daskmesh.symmetric import freed
 from daskmesh.world import World, world_for
 
 __all__ = ["AtomicType", "CmpType", "ShmemSignal", "ShmemTensor", "ShmemView", "create", "integer"]
+
+# Filled by a higher floor: methods of handles that work on the client too.
+METHODS: dict[str, Callable[..., Any]] = {}
 
 _MADE_BY = Registrar  # importing it makes every scheduler that gets daskmesh's plugin run one
 
@@ -189,6 +193,30 @@ class ShmemTensor(_Symmetric):
         if self.layout is None or pe is None:
             return self.shape
         return self.layout.local_shape(self.layout.coords()[pe])
+
+    def load(self, box: Any) -> Any:
+        """Any box of the *global* array whose shards the buffers hold, whoever holds them; for `symm_from_dtensor`.
+
+        Parameters
+        ----------
+        box : tuple of slice and int
+            Within the global shape, without steps; an int drops the dim.
+
+        Returns
+        -------
+        array
+            A fresh one inside a region; on the client a DTensor, the same on all ranks.
+
+        Notes
+        -----
+        **Communication**: the elements of the box that this rank does not hold.
+
+        Raises
+        ------
+        IndexError
+            The box goes beyond the array.
+        """
+        return METHODS["load"](self, box)
 
     def __repr__(self) -> str:
         return f"ShmemTensor({self.title}, n_pes={self.n_pes}, shape={self.shape}, dtype={self.dtype})"

@@ -156,7 +156,13 @@ class Actor:
         return Done(entry.id, targets[0], mark)
 
     def wait(
-        self, handle: Handle, tests: Sequence[Test], call: str, timeout: float | None, *, every: bool = True, clear: bool = False
+        self,
+        handle: Handle,
+        tests: Sequence[Test],
+        call: str,
+        timeout: float | None,
+        every: bool = True,
+        clear: bool = False,
     ) -> int:
         """Wait until signal slots of this rank's own buffer are as wanted; the index of the one that is, 0 for all."""
         _, pe, buffer = self.own(handle, call)
@@ -168,6 +174,14 @@ class Actor:
         if clear:
             self.touch(handle)
         return found
+
+    def wait_any(self, handle: Handle, tests: Sequence[Test], call: str, timeout: float | None, clear: bool) -> Any:
+        """Wait until one of some slots is as wanted; the PE whose row it is in."""
+        return np.int64(tests[self.wait(handle, tests, call, timeout, every=False, clear=clear)][0][0])
+
+    def fetch_signal(self, handle: Handle, slot: Slot, call: str) -> Any:
+        """The value of a slot of this rank's own buffer."""
+        return np.int64(self.own(handle, call)[2].perform("fetch_signal", (slot,)))
 
     def barrier(self, handle: Handle, group: tuple[int, ...], call: str, timeout: float | None) -> Done:
         """Wait until all PEs of a group have come: each adds 1 to an arrival counter of all others.

@@ -85,7 +85,14 @@ def tensor_of(call: str, what: str, src: Any) -> ShmemTensor:
 
 
 def window(
-    call: str, src: Source, shape: Any = None, offsets: Any = None, valid_shape: Any = None, pe: int | None = None
+    call: str,
+    src: Source,
+    shape: Any = None,
+    offsets: Any = None,
+    valid_shape: Any = None,
+    *,
+    pe: int | None = None,
+    what: str = "src",
 ) -> Window:
     """The view that the arguments name, within the bounds of `src`.
 
@@ -94,7 +101,7 @@ def window(
     ValueError
         It is not within them.
     """
-    tensor = tensor_of(call, "src", src)
+    tensor = tensor_of(call, what, src)
     base = src.offsets if isinstance(src, ShmemView) else (0,) * tensor.ndim
     dims = src.shape if isinstance(src, ShmemView) else tensor.bounds(pe)
     there = src.valid if isinstance(src, ShmemView) else dims

@@ -51,7 +51,9 @@ FLOORS: list[tuple[int, str]] = [
     (5, "recorded"),
     (6, "dtensor"),
     (7, "creation acting"),
-    (7, "onesided signals"),
+    (7, "allocation onesided"),
+    (7, "signals atomics"),
+    (7, "waits"),
     (7, "conversion eager"),
     (7, "mapping io ops.kinds"),
     (7, "ops.parts ops.gathers"),
@@ -68,7 +70,7 @@ PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
     "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins world meeting "
     "registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion eager creation mapping "
-    "shmem shmem_ops recorded collectives testing demo cli".split()
+    "shmem shmem_ops recorded acting allocation onesided signals waits atomics collectives testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 
