@@ -17,6 +17,7 @@ from daskmesh.atomics import (
     shmem_atomic_set,
     shmem_atomic_swap,
 )
+from daskmesh.autograd import grad, jacobian, value_and_grad, vjp
 from daskmesh.buffers import PELostError
 from daskmesh.conversion import dtensor_from_fn, dtensor_from_local, dtensor_to_local, reshard, shard_tensor, unshard_dtensor
 from daskmesh.creation import arange, empty, eye, from_callback, full, linspace, ones, zeros
@@ -62,8 +63,10 @@ __all__ = [
     "get_coordinate",
     "get_rank",
     "get_world_size",
+    "grad",
     "init_mesh",
     "init_parallel_env",
+    "jacobian",
     "linspace",
     "load",
     "local_map",
@@ -98,6 +101,8 @@ __all__ = [
     "symm_from_dtensor",
     "sync",
     "unshard_dtensor",
+    "value_and_grad",
     "visualize_sharding",
+    "vjp",
     "zeros",
 ]

@@ -1,8 +1,8 @@
 """DTensors as a vector space of autograd, and the adjoints of moving them.
 
-A DTensor is a global value, so autograd's own rules are right for it whatever its placements: a cotangent is a DTensor of the same
-global shape, in any layout. Nothing of global size is made here or on a single rank: zeros and the like are made rank by rank,
-in the layout of what they belong to, with Partial made Replicate.
+A DTensor is a global value, so autograd's own rules are right for it whatever its placements: a cotangent is a DTensor of the
+same global shape, in any layout. Nothing of global size is made here or on a single rank: zeros and the like are made rank by
+rank, in the layout of what they belong to, with Partial made Replicate.
 """
 
 from __future__ import annotations

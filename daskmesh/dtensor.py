@@ -29,6 +29,7 @@ from daskmesh.methods import ArrayMethods
 from daskmesh.moves import dask_array_of, explained, folded, moved, reduced, refuse_asynchronous, refuse_beyond_memory
 from daskmesh.placement import Placement
 from daskmesh.plan import Plan
+from daskmesh.protocol import overriding
 
 __all__ = ["FUNCTIONS", "UFUNC_METHODS", "DTensor", "implements"]
 
@@ -345,6 +346,8 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
     # -- NumPy --------------------------------------------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if overriding(inputs) is not None:
+            return NotImplemented
         if kwargs.get("out") is not None:
             raise TypeError(f"np.{ufunc.__name__}(out=...): a DTensor is no buffer; write y = np.{ufunc.__name__}(...) or y += x")
         if method not in UFUNC_METHODS:
@@ -354,7 +357,7 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
         if any(hasattr(t, "__daskmesh_function__") for t in types):
-            return NotImplemented  # it follows what is computed, and answers
+            return NotImplemented
         if func not in FUNCTIONS:
             name = f"{getattr(func, '__module__', 'numpy')}.{func.__name__}"
             raise TypeError(f"{name} is not defined on DTensors; gather with np.asarray(x) first, or write a local_map")
