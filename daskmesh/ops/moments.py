@@ -104,7 +104,7 @@ def _moments_of_part(x: Array, *mask: Array, axes: Any, dtype: Dtype, skips: boo
     with np.errstate(all="ignore"):
         mean = np.sum(x, axis=axes, keepdims=True) / np.maximum(count, 1).astype(np.zeros((), dtype).real.dtype)
         apart = x - mean
-        square = (apart.real**2 + apart.imag**2) if apart.dtype.kind == "c" else apart * apart
+        square = apart.real**2 + apart.imag**2 if apart.dtype.kind == "c" else np.multiply(apart, apart, out=apart)
         if held is not None:
             square = np.where(held, square, square.dtype.type(0))
         spread = np.sum(square, axis=axes)
