@@ -30,6 +30,7 @@ from daskmesh.layout import Layout
 from daskmesh.mapping import Mapped, argument_names, held_by
 from daskmesh.placement import Partial, Placement, Replicate, Shard
 from daskmesh.regions import Out, Region
+from daskmesh.routes import refuse
 from daskmesh.running import Declared
 from daskmesh.trees import LEAF, Tree, build, flatten, leaves_along
 
@@ -234,6 +235,7 @@ def _over(x: Any, m: int) -> Any:
 
 
 def _attained(u: Any, v: Any, g: Any, mine: Layout, m: int) -> Any:
+    u, v = getval(u), getval(v)  # where a maximum is attained changes only in jumps
     ties = _over(_mapped(_equal, "the ties of a maximum", (mine,), False)((u, v), {}), m)
     return _mapped(_share, "the gradient of a maximum", (mine,), False)((g, u, v, ties), {})
 
@@ -247,6 +249,8 @@ def _share(g: Any, u: Any, v: Any, ties: Any) -> Any:
 
 
 def _multiplied(u: Any, v: Any, g: Any, mine: Layout, m: int) -> Any:
+    if isbox(u):
+        refuse("the derivative of a product over ranks, Partial('prod'); one made by all_reduce(op='prod') can be, the former")
     def total(func: Callable[..., Any], op: Placement) -> Any:
         terms = _mapped(func, "the terms of a product", (mine.replace(placements=_with(mine.placements, m, op)),), False)
         return _over(terms((u,), {}), m)

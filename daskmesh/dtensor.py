@@ -8,7 +8,7 @@ fill these tables, nothing else does dispatch.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import dask
@@ -152,9 +152,6 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
 
     def __setitem__(self, key: Any, value: Any) -> None:
         FUNCTIONS[operator.setitem](self, key, value)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
 
     # -- Dask collection protocol -------------------------------------------------------------------------------------
 
@@ -346,21 +343,20 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
     # -- NumPy --------------------------------------------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if overriding(inputs) is not None:
+        if overriding(inputs):
             return NotImplemented
-        if kwargs.get("out") is not None:
+        if kwargs.pop("out", None) is not None:
             raise TypeError(f"np.{ufunc.__name__}(out=...): a DTensor is no buffer; write y = np.{ufunc.__name__}(...) or y += x")
         if method not in UFUNC_METHODS:
             raise TypeError(f"np.{ufunc.__name__}.{method} is not defined on DTensors; gather with np.asarray(x) to use NumPy's")
-        kwargs.pop("out", None)
         return UFUNC_METHODS[method](ufunc, *inputs, **kwargs)
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
         if any(hasattr(t, "__daskmesh_function__") for t in types):
             return NotImplemented
         if func not in FUNCTIONS:
-            name = f"{getattr(func, '__module__', 'numpy')}.{func.__name__}"
-            raise TypeError(f"{name} is not defined on DTensors; gather with np.asarray(x) first, or write a local_map")
+            name = f"{getattr(func, '__module__', 'numpy')}.{func.__name__} is not defined on DTensors"
+            raise TypeError(f"{name}; gather with np.asarray(x) first, or write a local_map")
         return FUNCTIONS[func](*args, **kwargs)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> DTensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +17,10 @@ class ArrayMethods:
     """Methods of ``np.ndarray`` that make another array; a class that speaks NumPy's protocols inherits them."""
 
     __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        rows: Any = self
+        return (rows[i] for i in range(len(rows)))
 
     # -- reductions ---------------------------------------------------------------------------------------------------
 
