@@ -2,6 +2,34 @@
 
 from __future__ import annotations
 
-from daskmesh.ops import contractions, elementwise, joining, manipulation, moments, norms, quantiles, reductions, scans
+from daskmesh.ops import (
+    contractions,
+    elementwise,
+    indexing,
+    joining,
+    manipulation,
+    masks,
+    moments,
+    norms,
+    quantiles,
+    reductions,
+    scans,
+    sets,
+    standard,
+)
 
-__all__ = ["contractions", "elementwise", "joining", "manipulation", "moments", "norms", "quantiles", "reductions", "scans"]
+__all__ = [
+    "contractions",
+    "elementwise",
+    "indexing",
+    "joining",
+    "manipulation",
+    "masks",
+    "moments",
+    "norms",
+    "quantiles",
+    "reductions",
+    "scans",
+    "sets",
+    "standard",
+]

@@ -1,4 +1,4 @@
-"""What the array API standard has and no other module of the table: order, sets, searching.
+"""What the array API standard has and no other module of the table: order, searching, differences, grids.
 
 Sorting makes the axis whole on each rank. A table that is searched is whole on every rank; what is looked up stays cut.
 """
@@ -94,3 +94,39 @@ def isin(element: Any, test_elements: Any, assume_unique: bool = False, invert: 
 
 def _is_in(element: Array, test: Array, invert: bool, kind: Any) -> Array:
     return np.isin(element, test, invert=invert, kind=kind)
+
+
+@implements(np.diff)
+def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append: Any = np._NoValue) -> Any:
+    """Differences of neighbours.
+
+    **Communication**: the elements beside the borders of the parts, at each of the `n` steps.
+    """
+    if n < 0:
+        raise ValueError(f"np.diff(n={n}): the number of times to take differences is negative")
+    axis = normalize_axis_index(axis, a.ndim)
+    ends = [_end(prepend, a, axis), a, _end(append, a, axis)]
+    given = [x for x in ends if x is not None]
+    x = a if len(given) == 1 else np.concatenate(given, axis)
+    before = (slice(None),) * axis
+    for _ in range(n):
+        x = (np.not_equal if x.dtype == np.bool_ else np.subtract)(x[(*before, slice(1, None))], x[(*before, slice(None, -1))])
+    return x
+
+
+def _end(x: Any, a: Any, axis: int) -> Any:
+    if x is np._NoValue or x is None:
+        return None
+    x = x if isinstance(x, DTensor) else np.asanyarray(x)
+    return x if x.ndim else np.broadcast_to(x, (*a.shape[:axis], 1, *a.shape[axis + 1 :]))
+
+
+@implements(np.meshgrid)
+def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: Any = "xy") -> tuple[Any, ...]:
+    """Coordinate arrays; each stays cut along its own dim, and the others repeat it."""
+    if indexing not in ("xy", "ij"):
+        raise ValueError(f"np.meshgrid(indexing={indexing!r}): 'xy' or 'ij'")
+    order = [1, 0, *range(2, len(xi))] if indexing == "xy" and len(xi) > 1 else list(range(len(xi)))
+    lines = [np.reshape(x, (-1,)) for x in xi]
+    lines = [np.expand_dims(x, [d for d in range(len(xi)) if d != order[i]]) for i, x in enumerate(lines)]
+    return tuple(lines) if sparse else tuple(np.broadcast_arrays(*lines))
