@@ -246,6 +246,9 @@ class Namespace(ModuleType):
         self._bound = (mesh, rule)
         vars(self).update(_contents(Creation(mesh, rule)))
 
+    def __getattr__(self, name: str) -> Any:
+        return _more(name)
+
     def __reduce__(self) -> Any:
         return _namespace, self._bound
 
@@ -275,6 +278,17 @@ def namespace(mesh: ProcessMesh, rule: Rule | None = None) -> Namespace:
 @lru_cache(256)
 def _namespace(mesh: ProcessMesh, rule: Rule | None) -> Namespace:
     return Namespace(mesh, rule)
+
+
+def _more(name: str) -> Any:
+    """NumPy's functions beyond the standard that know DTensors: users of several libraries look for them in the namespace."""
+    found = getattr(np, name, None)
+    if isinstance(found, np.ufunc) or (callable(found) and found in FUNCTIONS):
+        return found
+    raise AttributeError(f"the namespace {__name__!r} has no attribute {name!r}")
+
+
+__getattr__ = _more
 
 
 def _contents(made: Creation) -> dict[str, Any]:

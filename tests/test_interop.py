@@ -1,0 +1,163 @@
+"""Other libraries' arrays and functions over DTensors: xarray, scipy.special, DLPack. Nothing is computed unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import scipy.special
+import xarray as xr
+from distributed import Client
+
+import daskmesh as dm
+from daskmesh.placement import Partial, Replicate, Shard
+from daskmesh.testing import assert_layout
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("threads")]
+
+MESH, GRID = dm.init_mesh(3, ["x"]), dm.init_mesh((2, 2), ("x", "y"))
+VALUES = np.linspace(-2, 3, 35).reshape(7, 5)
+
+
+@pytest.fixture
+def lazily(threads: Client) -> Any:
+    """Nothing may be computed in a test that asks for this."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("something was computed")
+
+    return lambda: dask.config.set(scheduler=refuse)
+
+
+def labelled(values: np.ndarray = VALUES, data: Any = None) -> xr.DataArray:
+    coords = {"time": np.arange(values.shape[0]) * 10, "space": list("abcde")}
+    return xr.DataArray(values if data is None else data, dims=("time", "space"), coords=coords, name="v")
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "mean": lambda a: a.mean("time"),
+    "mean of all": lambda a: a.mean(),
+    "sum of a cut dim": lambda a: a.sum("time", skipna=False),
+    "std": lambda a: a.std("space"),
+    "max": lambda a: a.max("time"),
+    "count": lambda a: a.count("time"),
+    "argmax": lambda a: a.argmax("time"),
+    "median": lambda a: a.median("time"),
+    "cumsum": lambda a: a.cumsum("time"),
+    "diff": lambda a: a.diff("time"),
+    "arithmetic": lambda a: (a - a.mean("time")) / a.std("time"),
+    "broadcasting": lambda a: a + xr.DataArray(np.arange(5), dims="space"),
+    "comparison": lambda a: (a > 0) & ~(a < 1),
+    "where": lambda a: a.where(a > 0, 7.0),
+    "isnull": lambda a: a.isnull(),
+    "fillna": lambda a: a.fillna(0),
+    "clip": lambda a: a.clip(0, 1),
+    "isel slice": lambda a: a.isel(time=slice(1, 6, 2)),
+    "isel int": lambda a: a.isel(time=3),
+    "sel": lambda a: a.sel(time=[50, 10], space="b"),
+    "transpose": lambda a: a.T,
+    "stack": lambda a: a.stack(z=("time", "space")),
+    "concat": lambda a: xr.concat([a, a], "time"),
+    "dot": lambda a: a.dot(a, dim="time"),
+    "astype": lambda a: a.astype("f4"),
+    "expand_dims": lambda a: a.expand_dims("run"),
+    "ufunc": lambda a: np.sqrt(abs(a)),
+    "groupby": lambda a: a.groupby(a.time // 30).mean(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(
+    ("mesh", "placements"), [(MESH, [Shard(0)]), (GRID, [Shard(0), Shard(1)]), (GRID, [Partial(), Shard(0)])], ids=str
+)
+def test_xarray_wraps_a_dtensor_without_computing(call: Any, mesh: Any, placements: Any, lazily: Any) -> None:
+    x = dm.shard_tensor(VALUES, mesh, placements)
+    with lazily():
+        got = call(labelled(data=x))
+        assert isinstance(got.data, dm.DTensor)
+        assert got.data.process_mesh == mesh
+        repr(got)
+    want = call(labelled())
+    xr.testing.assert_allclose(got.compute(), want)
+    assert got.dtype == want.dtype
+
+
+def test_xarray_keeps_what_is_cut_where_it_is(lazily: Any) -> None:
+    x = dm.shard_tensor(VALUES, MESH, [Shard(0)])
+    with lazily():
+        assert_layout((labelled(data=x) * 2).data, [Shard(0)])
+        assert_layout(labelled(data=x).isel(time=slice(1, None)).data, [Shard(0)], chunks=[(2, 3, 1), None])
+        assert (labelled(data=x) + 1).data.explain().total_bytes == 0
+
+
+def test_xarray_computes_persists_and_shows() -> None:
+    a = labelled(data=dm.shard_tensor(VALUES, MESH, [Shard(0)]))
+    assert isinstance(a.compute().data, np.ndarray)
+    assert isinstance(a.persist().data, dm.DTensor)
+    np.testing.assert_array_equal(a.values, VALUES)
+    data = xr.Dataset({"v": a, "w": a * 2}).mean("time").compute()
+    np.testing.assert_allclose(data.w, VALUES.mean(0) * 2)
+    assert "DTensor" in repr(a)
+    assert "svg" in a._repr_html_()
+
+
+# -- scipy.special ----------------------------------------------------------------------------------------------------
+
+SPECIAL = ["erf", "gammaln", "expit", "j0", "ndtri", "xlogy", "hyp2f1", "sici", "logit"]
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")
+def test_ufuncs_of_scipy(name: str, lazily: Any) -> None:
+    func = getattr(scipy.special, name)
+    v = np.linspace(0.05, 0.95, 12).reshape(4, 3)
+    x = dm.shard_tensor(v, GRID, [Shard(0), Shard(1)])
+    with lazily():
+        got = func(*[x] * func.nin)
+    want = func(*[v] * func.nin)
+    for g, w in zip(got if func.nout > 1 else [got], want if func.nout > 1 else [want], strict=True):
+        assert_layout(g, [Shard(0), Shard(1)], dtype=w.dtype)
+        assert g.explain().total_bytes == 0
+        np.testing.assert_array_equal(g.compute(), w)
+
+
+def test_a_nonlinear_ufunc_of_scipy_reduces_terms_first() -> None:
+    x = dm.shard_tensor(VALUES, MESH, [Partial()])
+    np.testing.assert_array_equal(scipy.special.expit(x).compute(), scipy.special.expit(VALUES))
+
+
+# -- DLPack and conversions -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placements", [[Shard(0)], [Replicate()], [Partial()]], ids=str)
+def test_dlpack_is_a_gather(placements: Any) -> None:
+    x = dm.shard_tensor(VALUES, MESH, placements)
+    np.testing.assert_array_equal(np.from_dlpack(x), VALUES)
+    assert x.__dlpack_device__() == np.zeros(1).__dlpack_device__()
+
+
+def test_dlpack_refuses_what_cannot_be() -> None:
+    x = dm.shard_tensor(VALUES, MESH, [Shard(0)])
+    with pytest.raises(BufferError, match="its value is always a copy"):
+        x.__dlpack__(copy=False)
+    with pytest.raises(BufferError, match="has no streams"):
+        x.__dlpack__(stream=1)
+
+
+def test_to_device_is_a_reshard_to_another_mesh() -> None:
+    x = dm.shard_tensor(VALUES, MESH, [Shard(0)])
+    assert x.to_device(x.device) is not None
+    other = dm.init_mesh(2, ["x"])
+    y = x.to_device(other)
+    assert_layout(y, [Shard(0)], mesh=other)
+    np.testing.assert_array_equal(y.compute(), VALUES)
+    assert x.to_device(MESH).explain().total_bytes == 0
+    with pytest.raises(ValueError, match="gather with np.asarray"):
+        x.to_device("cpu")
+    with pytest.raises(ValueError, match=r"placements over 1 mesh dim\(s\) do not fit one of 2"):
+        x.to_device(GRID)
+    with pytest.raises(ValueError, match="no streams"):
+        x.to_device(MESH, stream=0)
