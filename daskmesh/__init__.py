@@ -24,6 +24,7 @@ from daskmesh.creation import arange, empty, eye, from_callback, full, linspace,
 from daskmesh.draw import visualize_sharding
 from daskmesh.dtensor import DTensor
 from daskmesh.io import load, save
+from daskmesh.layer import LocalLayer
 from daskmesh.mapping import local_map
 from daskmesh.mesh import ProcessMesh, init_mesh
 from daskmesh.onesided import shmem_clear_data, shmem_get, shmem_load, shmem_put, shmem_store
@@ -39,6 +40,7 @@ __all__ = [
     "AtomicType",
     "CmpType",
     "DTensor",
+    "LocalLayer",
     "PELostError",
     "Partial",
     "PlacementError",

@@ -31,7 +31,8 @@ Array = Any
 class Backward:
     """Of a region: ``backward(local inputs, local cotangents)`` gives the local cotangents of some inputs.
 
-    A function with a method ``pulled(args, kwargs, cotangents)`` says itself what the cotangents of its arguments are.
+    A function with a method ``pulled(args, kwargs, cotangents)`` says itself what the cotangents of its arguments are; it gets
+    those of the flat outputs by their numbers.
 
     Attributes
     ----------
@@ -96,7 +97,7 @@ class Backward:
         """What the function's own backward says."""
         args, kwargs = self._bound(inputs)
         with _no_side_effects():
-            given = self.func.pulled(args, kwargs, cotangents)  # type: ignore[attr-defined]
+            given = self.func.pulled(args, kwargs, dict(zip(self.outs, cotangents, strict=True)))  # type: ignore[attr-defined]
         wanted = count(self.tree.branches[0])
         grads = list(given) if isinstance(given, (tuple, list)) else [given]
         if len(grads) != wanted:

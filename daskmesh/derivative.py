@@ -30,7 +30,6 @@ from daskmesh.layout import Layout
 from daskmesh.mapping import Mapped, argument_names, held_by
 from daskmesh.placement import Partial, Placement, Replicate, Shard
 from daskmesh.regions import Out, Region
-from daskmesh.routes import refuse
 from daskmesh.running import Declared
 from daskmesh.trees import LEAF, Tree, build, flatten, leaves_along
 
@@ -250,7 +249,10 @@ def _share(g: Any, u: Any, v: Any, ties: Any) -> Any:
 
 def _multiplied(u: Any, v: Any, g: Any, mine: Layout, m: int) -> Any:
     if isbox(u):
-        refuse("the derivative of a product over ranks, Partial('prod'); one made by all_reduce(op='prod') can be, the former")
+        raise TypeError(
+            "a product over ranks, Partial('prod'), has first derivatives only; for more make it in the function, with "
+            "all_reduce(x, op='prod')"
+        )
     def total(func: Callable[..., Any], op: Placement) -> Any:
         terms = _mapped(func, "the terms of a product", (mine.replace(placements=_with(mine.placements, m, op)),), False)
         return _over(terms((u,), {}), m)

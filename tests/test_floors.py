@@ -57,7 +57,7 @@ FLOORS: list[tuple[int, str]] = [
     (7, "conversion eager"),
     (7, "mapping io ops.kinds"),
     (7, "ops.parts ops.gathers"),
-    (7, "ops.picks ops.reshaping"),
+    (7, "ops.picks ops.reshaping ops.keys ops.masks"),
     (8, "ops.* random"),
     (8, "ops"),
     (9, "routes array_api"),
@@ -75,7 +75,7 @@ PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
     "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins world meeting "
     "registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion eager creation mapping "
-    "shmem shmem_ops recorded acting allocation onesided signals waits atomics collectives testing demo cli".split()
+    "shmem shmem_ops recorded acting allocation onesided signals waits atomics collectives layer testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 
