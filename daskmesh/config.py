@@ -6,6 +6,7 @@ Set them as any Dask setting: ``dask.config.set({"daskmesh.grace": "30s"})``, a 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,4 +50,10 @@ def nbytes(name: str) -> int:
     >>> nbytes("two-stage-bytes")
     1048576
     """
-    return int(parse_bytes(get(name)))
+    return _parsed(get(name))
+
+
+@lru_cache(256)
+def _parsed(size: str | float) -> int:
+    # Read for every recorded move; parsing costs as much as the rest of it.
+    return int(parse_bytes(size))

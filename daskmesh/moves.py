@@ -10,26 +10,29 @@ from collections.abc import Sequence
 from typing import Any
 
 import dask.array as da
+from dask._expr import HLGExpr
 from distributed import default_client
 
 from daskmesh import config
 from daskmesh.exchange import exchanged
-from daskmesh.graph import Layer, Made, Node, graph_of, local_of, rank_tasks
+from daskmesh.graph import Layer, Made, Node, block_keys, gather, graph_of, local_of, rank_tasks
 from daskmesh.layout import Coord, Layout, make_layout
 from daskmesh.placement import Partial, Placement, Replicate, Shard
 from daskmesh.plan import Plan, format_bytes, make_plan
 from daskmesh.world import world_for
 
 __all__ = [
+    "OneReplica",
     "dask_array_of",
     "explained",
-    "folded",
     "local_arrays_of",
     "moved",
     "reduced",
     "refuse_asynchronous",
     "refuse_beyond_memory",
 ]
+
+_ALWAYS_FITS = 2**24
 
 
 def moved(node: Node, target: Layout, reason: str = "") -> Node:
@@ -56,7 +59,8 @@ def moved(node: Node, target: Layout, reason: str = "") -> Node:
         return Made(target, node.world, node.as_boundary().layer)
     plan = make_plan(source, target, config.nbytes("two-stage-bytes"))
     share = math.prod(max(c) for c in target.chunks) * target.dtype.itemsize
-    refuse_beyond_memory(share, f"resharding {source.shape} {source.dtype} to {list(target.placements)}")
+    if share >= _ALWAYS_FITS:  # the words cost more than the rest
+        refuse_beyond_memory(share, f"resharding {source.shape} {source.dtype} to {list(target.placements)}")
     return exchanged(node, plan, reason)
 
 
@@ -82,7 +86,7 @@ def explained(node: Node) -> Plan:
 
 def refuse_beyond_memory(nbytes: int, what: str) -> None:
     """Raise MemoryError before something runs that no worker could hold; `nbytes` is what one worker would have to hold."""
-    if nbytes < 2**24:  # asking the scheduler costs more than it could save
+    if nbytes < _ALWAYS_FITS:  # asking the scheduler costs more than it could save
         return
     try:
         client = default_client()
@@ -99,7 +103,50 @@ def refuse_beyond_memory(nbytes: int, what: str) -> None:
         )
 
 
-def folded(node: Node) -> Node:
+class OneReplica(HLGExpr):
+    """The graph of a node: all blocks when persisted; when computed, by whatever call, one replica with large terms folded.
+
+    Computing raises MemoryError where the value would not fit a worker's memory limit.
+    """
+
+    _parameters = [*HLGExpr._parameters, "recorded"]  # noqa: RUF012
+    _defaults = {**HLGExpr._defaults, "recorded": None}  # noqa: RUF012
+
+    @classmethod
+    def of(cls, node: Node, optimizer: Any) -> OneReplica:
+        """The expression of a node."""
+        blocks, post = block_keys(node), (gather, (node.layout,))
+        recorded = _Recorded(node)
+        return cls(
+            dsk=graph_of(node), low_level_optimizer=optimizer, output_keys=blocks, postcompute=post, recorded=recorded
+        )
+
+    def finalize_compute(self) -> Any:
+        """Run by Dask on the client, before anything is sent."""
+        node = self.operand("recorded").node
+        layout = node.layout
+        refuse_beyond_memory(layout.nbytes, f"gathering the value of {layout!r}")
+        node = _folded(node)
+        one = HLGExpr(
+            dsk=graph_of(node),
+            low_level_optimizer=self.low_level_optimizer,
+            output_keys=block_keys(node, node.layout.primary()),
+            postcompute=(gather, (node.layout,)),
+        )
+        return one.finalize_compute()
+
+
+class _Recorded:
+    """A node for the client alone: it does not travel with the graph that it stands for."""
+
+    def __init__(self, node: Node | None = None) -> None:
+        self.node = node
+
+    def __reduce__(self) -> Any:
+        return _Recorded, ()
+
+
+def _folded(node: Node) -> Node:
     """The node to gather a value from: itself, or with large terms folded by the ranks that hold them, each its share.
 
     Small terms are folded where they are gathered, which needs no step more.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -244,7 +245,8 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = False, dtype: Any = 
     _refuse(unknown, "einsum")
     text, arrays = _as_text(operands)
     arrays = _operands(*arrays)
-    terms, result = _labels(text, [len(operand(x).shape) for x in arrays])
+    given, result = _labels(text, tuple(len(operand(x).shape) for x in arrays))
+    terms = list(given)
     made = np.dtype(dtype) if dtype is not None else np.dtype(np.result_type(*(operand(x).dtype for x in arrays)))
     arrays = [x if operand(x).dtype == made else np.astype(x, made) for x in arrays]
     while len(arrays) > 2:
@@ -285,7 +287,8 @@ def _as_text(operands: Sequence[Any]) -> tuple[str, list[Any]]:
     return text, arrays
 
 
-def _labels(text: str, ndims: list[int]) -> tuple[list[str], str]:
+@lru_cache(1024)
+def _labels(text: str, ndims: tuple[int, ...]) -> tuple[tuple[str, ...], str]:
     """The terms and the result, with ellipses written out as letters of their own."""
     before, arrow, result = text.partition("->")
     terms = before.split(",")
@@ -307,13 +310,14 @@ def _labels(text: str, ndims: list[int]) -> tuple[list[str], str]:
     unknown = set(result) - set("".join(full))
     if unknown or len(set(result)) != len(result):
         raise ValueError(f"np.einsum: the result of {text!r} names {sorted(unknown) or 'a label twice'}")
-    return full, result
+    return tuple(full), result
 
 
 def spelled_out(operands: Sequence[Any]) -> tuple[list[str], str, list[Any]]:
     """The terms, the result and the arrays of a call of ``np.einsum``, all labels written out."""
     text, arrays = _as_text(operands)
-    return *_labels(text, [np.ndim(x) for x in arrays]), arrays
+    terms, result = _labels(text, tuple(np.ndim(x) for x in arrays))
+    return list(terms), result, arrays
 
 
 def _cheapest_pair(arrays: list[Any], terms: list[str], result: str) -> tuple[int, int]:

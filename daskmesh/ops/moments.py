@@ -166,9 +166,9 @@ def _best_of_part(
 ) -> tuple[Array, ...]:
     """The best value of a part, its place in the whole array, and whether there is any."""
     box = layout.box(coord)
-    there = x.dtype.type(True) if fill is None else ~np.isnan(x)
+    there = np.ones_like(x, dtype=np.bool_) if fill is None else ~np.isnan(x)
     x = x if fill is None else np.where(there, x, x.dtype.type(fill))
-    valid = np.any(np.broadcast_to(there, x.shape), axis=axes)
+    valid = np.any(there, axis=axes)
     if len(axes) == 1:
         (d,) = axes
         at = best(x, axis=d, keepdims=True)

@@ -161,18 +161,19 @@ def by_parts(operands: Sequence[Any], axes: Axes, dtype: Dtype, summary: Summary
     source = prepare(elementwise(shapes), operands, operand(operands[0]).dtype)
     layout = source.decision.output
     cut = cut_dims(layout, axes)
-    kept = [d for d in range(layout.ndim) if d not in axes]
-    packed = _packed_layout(layout, cut, kept, sum(d.itemsize for d in summary.dtypes))
+    packed = _packed_layout(layout, cut, axes, sum(d.itemsize for d in summary.dtypes))
     extra = {"layout": layout, "axes": axes, "summary": summary, "packed": packed}
     parts = _summarised(source, packed, extra)
-    gathered = _gathered_layout(packed, cut)
+    gathered = _gathered_layout(packed, cut, config.nbytes("two-stage-bytes"))
     node = moved(parts, gathered, f"the parts of the reduced dims {list(axes)} are combined")
     result = _result_layout(gathered, axes, dtype, keepdims)
     how = {"summary": summary, "counts": _counts(layout, cut, axes), "axes": axes if keepdims else ()}
     return DTensor(Local(result, source.world, _combined, (node,), how))
 
 
-def _packed_layout(layout: Layout, cut: Axes, kept: list[int], nbytes: int) -> Layout:
+@lru_cache(4096)
+def _packed_layout(layout: Layout, cut: Axes, axes: Axes, nbytes: int) -> Layout:
+    kept = [d for d in range(layout.ndim) if d not in axes]
     parts = math.prod(layout.mesh.shape[m] for m in cut)
     placements = tuple(_renumbered(p, m in cut, kept) for m, p in enumerate(layout.placements))
     shape = (parts, *(layout.shape[d] for d in kept), nbytes)
@@ -197,19 +198,25 @@ def _summarise(coord: Coord, *arrays: Array, layout: Layout, axes: Axes, summary
         like = next(x for x in arrays if hasattr(x, "shape"))
         return np.zeros_like(like, shape=shape, dtype=np.uint8)
     made = summary.summarise(*arrays, coord=coord, layout=layout, axes=axes, **summary.kwargs)
-    columns = [_bytes_of(np.asanyarray(x).astype(d, copy=False)) for x, d in zip(made, summary.dtypes, strict=True)]
+    columns = [_bytes_of(_array(x).astype(d, copy=False)) for x, d in zip(made, summary.dtypes, strict=True)]
     return np.concatenate(columns, axis=-1).reshape(shape)
+
+
+def _array(x: Any) -> Array:
+    """NumPy's reductions to a single element give scalars; those of arrays on a device do not."""
+    return np.asarray(x) if isinstance(x, (np.generic, int, float)) else x
 
 
 def _bytes_of(x: Array) -> Array:
     return np.ascontiguousarray(x[..., None]).view(np.uint8)
 
 
-def _gathered_layout(packed: Layout, cut: Axes) -> Layout:
+@lru_cache(4096)
+def _gathered_layout(packed: Layout, cut: Axes, limit: int) -> Layout:
     """All parts on every rank; or, where that is much, on each rank those of a share of the longest kept dim."""
     goal: Placement = Replicate()
     share = packed.shape[0] * math.prod(max(c) for c in packed.chunks[1:])
-    if share > config.nbytes("two-stage-bytes") and packed.ndim > 2:
+    if share > limit and packed.ndim > 2:
         longest = max(range(1, packed.ndim - 1), key=lambda d: max(packed.chunks[d]))
         if not packed.shard_axes[longest] and packed.shape[longest] >= packed.shape[0]:
             goal = Shard(longest)
@@ -223,6 +230,7 @@ def _gathered_layout(packed: Layout, cut: Axes) -> Layout:
     return packed.replace(placements=placements, chunks=tuple(chunks))
 
 
+@lru_cache(4096)
 def _result_layout(gathered: Layout, axes: Axes, dtype: Dtype, keepdims: bool) -> Layout:
     """The layout of the combined parts: the dims of the packed array without its first and its last."""
     ndim = gathered.ndim - 2 + (len(axes) if keepdims else 0)
@@ -235,6 +243,7 @@ def _result_layout(gathered: Layout, axes: Axes, dtype: Dtype, keepdims: bool) -
     return Layout(gathered.mesh, placements, tuple(shape), dtype, tuple(chunks))
 
 
+@lru_cache(4096)
 def _counts(layout: Layout, cut: Axes, axes: Axes) -> tuple[int, ...]:
     """Elements reduced in each part, in the order of the parts."""
     coord = [0] * layout.mesh.ndim

@@ -43,7 +43,7 @@ def _flows(ufunc: np.ufunc) -> tuple[Flow, ...]:
 def _scan(a: DTensor, axis: int, ufunc: np.ufunc, dtype: Any, *, skip_nan: bool = False) -> DTensor:
     options = given_options(dtype=dtype)
     result = dtype_of(_scan_of, a, ufunc=ufunc, axis=0, skip_nan=skip_nan, **options)
-    how = {"ufunc": ufunc, "axis": axis, "skip_nan": skip_nan, "dtype": result}
+    how = {"ufunc": ufunc, "axis": axis, "skip_nan": skip_nan, "dtype": None if result.kind in "mM" else result}
     regroups = ufunc in REGROUPING or ufunc in _OPS
     if not regroups:
         a = aligned(a, (axis,))
@@ -52,12 +52,18 @@ def _scan(a: DTensor, axis: int, ufunc: np.ufunc, dtype: Any, *, skip_nan: bool 
     if not cut_dims(layout, (axis,)):
         return ready.local(_scan_of, how)
     source = ready.args[0].as_boundary()  # read by the totals and by the scan
-    parts = len(layout.chunks[axis])
-    totals = Local(_resized(layout, axis, (1,) * parts), ready.world, _total_of, (source,), how)
-    whole = _resized(layout, axis, (parts,))
-    placements = tuple(Replicate() if m in layout.shard_axes[axis] else p for m, p in enumerate(layout.placements))
-    gathered = moved(totals, whole.replace(placements=placements), f"totals of the parts of dim {axis}, which is scanned")
+    each, whole = _totals_layouts(layout, axis)
+    totals = Local(each, ready.world, _total_of, (source,), how)
+    gathered = moved(totals, whole, f"totals of the parts of dim {axis}, which is scanned")
     return DTensor(Local(layout, ready.world, _scan_after, (source, gathered), {**how, "layout": layout}, located=True))
+
+
+@lru_cache(4096)
+def _totals_layouts(layout: Layout, axis: int) -> tuple[Layout, Layout]:
+    """One total for each part of a dim: where it is made, and all of them on every rank."""
+    parts = len(layout.chunks[axis])
+    placements = tuple(Replicate() if m in layout.shard_axes[axis] else p for m, p in enumerate(layout.placements))
+    return _resized(layout, axis, (1,) * parts), _resized(layout, axis, (parts,)).replace(placements=placements)
 
 
 def _resized(layout: Layout, axis: int, sizes: tuple[int, ...]) -> Layout:
