@@ -22,6 +22,12 @@ class ArrayMethods:
         rows: Any = self
         return (rows[i] for i in range(len(rows)))
 
+    def view(self, type: Any = np.ndarray) -> Self:
+        """The array itself: there are no views. autograd asks its results for one of the plain type."""
+        if type is not np.ndarray:
+            raise TypeError(f"view({type!r}): there are no views; use astype for another dtype")
+        return self
+
     # -- reductions ---------------------------------------------------------------------------------------------------
 
     def sum(

@@ -37,7 +37,8 @@ def _autograds() -> dict[Callable[..., Any], Callable[..., Any]]:
     for plain, wrapped in ((np, anp), (np.linalg, anp.linalg), (np.fft, anp.fft)):
         for name, func in vars(plain).items():
             if callable(func) and not isinstance(func, type) and callable(getattr(wrapped, name, None)):
-                table.setdefault(func, getattr(wrapped, name))
+                # By its first name: autograd rewrites some functions, but not their younger aliases.
+                table.setdefault(func, getattr(wrapped, getattr(func, "__name__", name), getattr(wrapped, name)))
     return table
 
 
@@ -323,6 +324,14 @@ def _take_along_axis(arr: Any, indices: Any, axis: int = -1) -> Any:
     grid: list[Any] = list(np.ogrid[tuple(map(slice, np.shape(indices)))])
     grid[axis] = indices
     return arr[tuple(grid)]
+
+
+@_composes(np.diagonal)
+def _diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    a = np.moveaxis(a, (axis1, axis2), (-2, -1))
+    first, second = max(-offset, 0), max(offset, 0)
+    at = np.arange(max(min(a.shape[-2] - first, a.shape[-1] - second), 0))
+    return a[..., at + first, at + second]
 
 
 @_composes(np.linalg.multi_dot)

@@ -190,6 +190,16 @@ def _transpose(argnum: int, ans: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return lambda g: np.transpose(g, back)
 
 
+def _reshape(argnum: int, ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], Any]:
+    order = kwargs.get("order", args[2] if len(args) > 2 else "C")
+    return lambda g: np.reshape(g, args[0].shape, order=order)
+
+
+def _ravel(argnum: int, ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], Any]:
+    order = kwargs.get("order", args[1] if len(args) > 1 else "C")
+    return lambda g: np.reshape(g, args[0].shape, order=order)
+
+
 def _trace(argnum: int, ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], Any]:
     x, offset = args[0], kwargs.get("offset", args[1] if len(args) > 1 else 0)
     if x.ndim != 2 or len(args) > 2 or set(kwargs) - {"offset"}:
@@ -207,7 +217,7 @@ def _ones_on_diagonal(coord: Coord, layout: Layout, offset: int) -> Array:
 
 for _primitive, _make in (
     (anp.where, _where), (anp.broadcast_to, _broadcast_to), (anp.expand_dims, _expand_dims), (anp.squeeze, _squeeze),
-    (anp.transpose, _transpose), (anp.trace, _trace),
+    (anp.transpose, _transpose), (anp.trace, _trace), (anp.reshape, _reshape), (anp.ravel, _ravel),
 ):  # fmt: skip
     _for_dtensors(_primitive, _make)
 
