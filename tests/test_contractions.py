@@ -174,7 +174,7 @@ def test_replicas_of_a_streamed_product_agree_to_the_last_bit() -> None:
 def test_a_streamed_product_holds_two_panels() -> None:
     """Peak: the result, its temporary and two panels of each operand, not the gathered operands."""
     mesh = dm.init_mesh(8, ["x"])
-    layouts = [make_layout(mesh, (S0,), s, "f8") for s in ((1024, 1024), (1024, 256))]
+    layouts = [make_layout(mesh, (S0,), s, "f8") for s in ((2048, 2048), (2048, 512))]
     x, y = (oracle.held(layout, np.ones(layout.shape)).persist(scheduler="sync") for layout in layouts)
     z = x @ y
     assert isinstance(z._node, Streamed)
@@ -185,7 +185,7 @@ def test_a_streamed_product_holds_two_panels() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    gathered = 1024 * 256 * 8
+    gathered = 2048 * 512 * 8
     assert peak < gathered * 0.6
 
 

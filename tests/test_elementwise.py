@@ -252,5 +252,5 @@ def test_an_array_of_another_library_answers_itself() -> None:
 def test_on_worker_processes(processes: Client) -> None:
     a = np.arange(10.0)
     x = dm.shard_tensor(a, THREE, [S0])
-    y = np.sqrt(x * 2 + 1) - scipy.special.expit(x)
-    np.testing.assert_array_equal(y.compute(), np.sqrt(a * 2 + 1) - scipy.special.expit(a))
+    y = np.sqrt(x * 2 + 1) - np.where(x > 3, x, 0)
+    np.testing.assert_array_equal(y.compute(), np.sqrt(a * 2 + 1) - np.where(a > 3, a, 0))

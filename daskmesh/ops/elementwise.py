@@ -179,7 +179,7 @@ def ufunc_outer(ufunc: np.ufunc, a: Any, b: Any, *, dtype: Any = None) -> DTenso
     shapes = [operand(x).shape for x in operands]
     left = tuple(range(len(shapes[0])))
     right = tuple(range(len(left), len(left) + len(shapes[1])))
-    constants = tuple(x if isinstance(x, (bool, int, float, complex, np.generic)) else None for x in operands)
+    constants = tuple(x if isinstance(x, (bool, int, float, complex, np.number)) else None for x in operands)
     signature = Signature((left, right), left + right, None, ufunc_flows(ufunc.__name__, constants))
     options = {} if dtype is None else {"dtype": np.dtype(dtype)}
     if ufunc.nin != 2 or ufunc.nout != 1:

@@ -225,7 +225,7 @@ def apply_ufunc(
         operands.append(x)
         known.append(facts)
         kinds.append(type(x) if type(x) in (int, float, complex) else facts.dtype)
-        constants.append(None if isinstance(x, np.ndarray) else x)
+        constants.append(x if facts.dtype.kind in "biufc" and not isinstance(x, np.ndarray) else None)
     wanted = None if dtype is None else np.dtype(dtype)
     shapes = tuple(k.shape for k in known)
     if where is not True:
