@@ -20,12 +20,14 @@ from daskmesh.graph import Local, Node, local_of
 from daskmesh.layout import Chunks, Coord, Layout, split_sizes
 from daskmesh.mesh import ProcessMesh
 from daskmesh.moves import moved, reduced, refuse_beyond_memory
+from daskmesh.ops.kinds import record
 from daskmesh.placement import Partial, Placement, Replicate, Shard, reduction
 from daskmesh.plan import neutral_op
 from daskmesh.regather import Regather, Stretch, ascending, counts, cut, relative, spans
+from daskmesh.rules import rearranging
 
 __all__ = [
-    "as_operand", "dropped", "fillable", "laid_out", "placed", "recut", "regathered", "renumbered", "split_over", "whole_along",
+    "as_operand", "dropped", "fillable", "laid_out", "placed", "rearranged", "recut", "regathered", "renumbered", "split_over", "whole_along",
 ]  # fmt: skip
 
 Array = Any
@@ -101,6 +103,18 @@ def placed(x: Any, target: Layout, world: str, why: str = "") -> Node:
 
 def _part(coord: Coord, array: Array, target: Layout) -> Array:
     return local_of(build_box(array.__getitem__, target, coord), target)
+
+
+def rearranged(x: DTensor, order: tuple[int | None, ...]) -> DTensor:
+    """The dims of `x` in another order, None for a new dim of size 1."""
+    if order == tuple(range(x.ndim)):
+        return DTensor(x._node)
+    return record(_rearranged, rearranging(x.ndim, order), (x,), x.dtype, {"order": order})
+
+
+def _rearranged(local: Array, order: tuple[int | None, ...]) -> Array:
+    turned = local.transpose([d for d in order if d is not None])
+    return turned[tuple(None if d is None else slice(None) for d in order)]
 
 
 def dropped(x: DTensor, dims: Sequence[int], what: str) -> DTensor:

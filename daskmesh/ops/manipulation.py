@@ -11,27 +11,15 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from daskmesh.dtensor import DTensor, implements
 from daskmesh.layout import Coord, Layout
-from daskmesh.ops.gathers import as_operand, dropped
-from daskmesh.ops.kinds import prepare, record
+from daskmesh.ops.gathers import as_operand, dropped, rearranged
+from daskmesh.ops.kinds import prepare
 from daskmesh.ops.reshaping import reshaped
-from daskmesh.rules import broadcasting, rearranging
+from daskmesh.rules import broadcasting
 
 __all__: list[str] = []
 
 Array = Any
 Order = tuple[int | None, ...]
-
-
-def rearranged(x: DTensor, order: Order) -> DTensor:
-    """The dims of `x` in another order, None for a new dim of size 1."""
-    if order == tuple(range(x.ndim)):
-        return DTensor(x._node)
-    return record(_rearranged, rearranging(x.ndim, order), (x,), x.dtype, {"order": order})
-
-
-def _rearranged(local: Array, order: Order) -> Array:
-    turned = local.transpose([d for d in order if d is not None])
-    return turned[tuple(None if d is None else slice(None) for d in order)]
 
 
 @implements(np.transpose)
