@@ -57,6 +57,11 @@ def _filled(coord: Coord, layout: Layout, value: Any) -> Array:
     return np.full(layout.local_shape(coord), value, layout.dtype)
 
 
+def _is_zero(x: Any) -> bool:
+    node = x._node if isinstance(x, DTensor) else None
+    return isinstance(node, Local) and node.func is _filled and node.kwargs is not None and node.kwargs["value"] == 0
+
+
 def _basis(coord: Coord, layout: Layout, at: tuple[int, ...], value: Any) -> Array:
     local = np.zeros(layout.local_shape(coord), layout.dtype)
     box = layout.box(coord)
@@ -123,8 +128,11 @@ class DTensorVSpace(VSpace):  # type: ignore[misc]
         """Some vector."""
         return made(_noise, self.layout, self.world, seed=int(np.random.randint(2**31)))
 
-    def _mut_add(self, x: Any, y: Any) -> Any:
-        return x + y
+    def _add(self, x: Any, y: Any) -> Any:
+        # autograd begins sums of cotangents with zeros, in a layout that need not be theirs.
+        return y if _is_zero(x) else x if _is_zero(y) else x + y
+
+    _mut_add = _add
 
     def _inner_prod(self, x: Any, y: Any) -> Any:
         return np.real(np.sum(np.conj(x) * y)) if self.iscomplex else np.sum(x * y)
