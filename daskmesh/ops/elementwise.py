@@ -95,9 +95,13 @@ def clip(
     return _applied(np.clip, (a, low, high), ufunc_flows("clip"), **more)
 
 
-def choose(condition: Any, x: Any, y: Any) -> DTensor:
-    """``np.where`` with three arguments; terms of `x` and `y` alike pass."""
-    return _applied(np.where, (condition, x, y), carried(2, 1))
+def choose(condition: Any, *values: Any) -> Any:
+    """``np.where``: terms of the two values alike pass; without them, the indices where the condition holds."""
+    if not values:
+        return np.nonzero(condition)
+    if len(values) != 2:
+        raise ValueError("either both or neither of x and y should be given")
+    return _applied(np.where, (condition, *values), carried(2, 1))
 
 
 FUNCTIONS[np.where] = choose
