@@ -21,7 +21,7 @@ from daskmesh.graph import Local
 from daskmesh.layout import Coord, Layout
 from daskmesh.moves import moved, reduced
 
-__all__ = ["DTensorVSpace", "cast", "made", "relaid", "whole"]
+__all__ = ["DTensorVSpace", "cast", "made", "relaid", "unit", "whole"]
 
 Array = Any
 
@@ -68,6 +68,11 @@ def _basis(coord: Coord, layout: Layout, at: tuple[int, ...], value: Any) -> Arr
     if all(s.start <= i < s.stop for i, s in zip(at, box, strict=True)):
         local[tuple(i - s.start for i, s in zip(at, box, strict=True))] = value
     return local
+
+
+def unit(x: DTensor, at: tuple[int, ...], value: Any) -> DTensor:
+    """Zeros of the shape of `x` with one element set."""
+    return made(_basis, whole(x.layout), x._node.world, at=at, value=value)
 
 
 def _noise(coord: Coord, layout: Layout, seed: int) -> Array:

@@ -39,7 +39,7 @@ FLOORS: list[tuple[int, str]] = [
     (4, "plugins"),
     (4, "world meeting registrar"),
     (5, "layers"),
-    (4, "tiles"),
+    (4, "tiles sharing"),
     (5, "graph gang algorithms"),
     (5, "joining"),
     (5, "exchange halo tracing"),
@@ -66,7 +66,7 @@ FLOORS: list[tuple[int, str]] = [
     (9, "backward"),
     (9, "derivative"),
     (9, "autograd"),
-    (10, "layer"),
+    (10, "layer checks"),
     (11, ""),
     (11, "testing demo"),
     (11, "cli"),
@@ -75,7 +75,7 @@ PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
     "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins world meeting "
     "registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion eager creation mapping "
-    "shmem shmem_ops recorded acting allocation onesided signals waits atomics collectives layer testing demo cli".split()
+    "shmem shmem_ops recorded acting allocation onesided signals waits atomics collectives layer checks testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 
