@@ -155,7 +155,7 @@ def test_to_device_is_a_reshard_to_another_mesh() -> None:
     assert_layout(y, [Shard(0)], mesh=other)
     np.testing.assert_array_equal(y.compute(), VALUES)
     assert x.to_device(MESH).explain().total_bytes == 0
-    with pytest.raises(ValueError, match="gather with np.asarray"):
+    with pytest.raises(ValueError, match="gather with np"):
         x.to_device("cpu")
     with pytest.raises(ValueError, match=r"placements over 1 mesh dim\(s\) do not fit one of 2"):
         x.to_device(GRID)
