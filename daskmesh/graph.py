@@ -32,6 +32,7 @@ from daskmesh.layout import Coord, Layout
 from daskmesh.mesh import ProcessMesh
 from daskmesh.placement import reduction
 from daskmesh.plan import Stage
+from daskmesh.sharing import lowering_order
 from daskmesh.tasks import RankTask
 from daskmesh.tiles import Slot, Step, run_steps
 
@@ -49,6 +50,7 @@ __all__ = [
     "gather",
     "graph_of",
     "local_of",
+    "plain",
     "rank_tasks",
 ]
 
@@ -96,8 +98,9 @@ class Node:
     def layer(self) -> Layer:
         """The layer that makes this node's blocks; made once."""
         if self._layer is None:
-            self._layer = self._lower()
-        return self._layer
+            for n in lowering_order(self, _reach):
+                n._layer = n._lower()
+        return self._layer  # type: ignore[return-value]
 
     @property
     def name(self) -> str:
@@ -244,6 +247,10 @@ def _compile(node: Local) -> tuple[Program, list[Node]]:
     return Program(tuple(n.layout for n in inputs), steps, node.layout), inputs
 
 
+def _reach(node: Node) -> tuple[list[Node], list[Local]]:
+    return _walk(node) if isinstance(node, Local) else (list(node.parents()), [])
+
+
 def _walk(node: Local) -> tuple[list[Node], list[Local]]:
     """Boundaries that `node` reads, and the local nodes up to it in order of evaluation. No recursion: chains are long."""
     inputs: dict[int, Node] = {}
@@ -314,11 +321,25 @@ def local_of(block: Array, layout: Layout) -> Array:
     return block[(0,) * layout.lead + (...,)] if layout.lead else block
 
 
+def plain(local: Any) -> Array:
+    """What can be a block: an array, not a scalar, and none of NumPy's subclasses, of which only the numbers would travel.
+
+    Raises
+    ------
+    TypeError
+        A masked array.
+    """
+    if type(local) is np.ndarray:
+        return local
+    if isinstance(local, np.ma.MaskedArray):
+        raise TypeError("a masked array would lose its mask on the way between ranks; give x.filled(value), or x.data and x.mask")
+    return local if hasattr(local, "shape") and not isinstance(local, np.generic | np.ndarray) else np.asarray(local)
+
+
 def block_of(local: Array, layout: Layout, coord: Coord) -> Array:
     """A local array as the block at `coord`, its shape and dtype held to the layout."""
     want = layout.local_shape(coord)
-    if not hasattr(local, "shape") or isinstance(local, np.generic):
-        local = np.asarray(local)
+    local = plain(local)
     if local.shape != want or local.dtype != layout.dtype:
         raise ValueError(
             f"rank {layout.mesh.rank_at(coord)} at coordinate {coord} made a local array of shape {local.shape} and dtype "

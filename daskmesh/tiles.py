@@ -44,6 +44,10 @@ class Step:
     located: bool
     drop: tuple[int, ...] = ()
 
+    def __dask_tokenize__(self) -> Any:
+        args = tuple(("slot", a.index) if isinstance(a, Slot) else a for a in self.args)
+        return (self.func, args, self.kwargs, self.located)
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:

@@ -35,7 +35,7 @@ def test_a_run_of_operations_is_one_task_per_rank() -> None:
     x = dm.zeros((6, 4), mesh=THREE, placements=[S0])
     y = np.sqrt(x + 1) * 2 - np.sin(x)
     z = np.sum(y, axis=1) + 3
-    assert layers(z) == [("add", 3), ("full", 3)]
+    assert layers(z) == [("add", 3), ("zeros", 3)]
 
 
 def test_a_shared_step_is_evaluated_once_in_a_program() -> None:
@@ -49,7 +49,7 @@ def test_a_shared_step_is_evaluated_once_in_a_program() -> None:
 def test_one_exchange_costs_two_tasks_per_rank() -> None:
     x, y = dm.zeros((4, 4), mesh=LINE, placements=[S0]), dm.ones((4, 4), mesh=LINE, placements=[S1])
     z = (x + y) * 2
-    assert layers(z) == [("expose-full", 2), ("full", 2), ("full", 2), ("multiply", 2), ("reshard", 2)]
+    assert layers(z) == [("expose-ones", 2), ("multiply", 2), ("ones", 2), ("reshard", 2), ("zeros", 2)]
 
 
 def test_both_results_of_a_ufunc_come_from_one_call() -> None:
@@ -193,3 +193,37 @@ def test_tiles_cover_every_element_once(shape: tuple[int, ...], forwards: bool) 
         seen[tile] += 1
         assert seen[tile].size <= tiles.TILE_ELEMENTS
     assert (seen == 1).all()
+
+
+# -- values that several programs read --------------------------------------------------------------------------------
+
+
+def test_what_costs_more_than_memory_is_computed_once() -> None:
+    x = dm.shard_tensor(np.arange(12.0).reshape(4, 3), LINE, [S0])
+    product = x @ np.ones((3, 3))
+    z = product - product.mean(axis=0)
+    assert [name for name, _ in layers(z)].count("matmul") == 1
+    assert len(layers(z)) == 6  # data, product, mean, expose, reshard, difference
+    oracle.same(z.compute(scheduler="sync"), (lambda v: v - v.mean(axis=0))(np.arange(12.0).reshape(4, 3) @ np.ones((3, 3))))
+    wave = np.exp(x) + 1
+    z = (wave - wave.mean(axis=0)) / wave.std(axis=0) + wave.max(axis=0)
+    assert [name for name, _ in layers(z)].count("add") == 2  # wave and the result
+
+
+def test_what_is_light_is_computed_by_each_reader() -> None:
+    x = dm.shard_tensor(np.arange(12.0).reshape(4, 3), LINE, [S0])
+    y = x + 1
+    assert [name for name, _ in layers(y - y.mean(axis=0))].count("add") == 0
+
+
+def test_one_program_needs_no_boundary() -> None:
+    x = dm.shard_tensor(np.arange(12.0).reshape(4, 3), LINE, [S0])
+    e = np.exp(x)
+    assert len(layers(e / e.sum(axis=1, keepdims=True))) == 2
+
+
+def test_many_exchanges_do_not_recurse() -> None:
+    x = dm.zeros(4, mesh=LINE, placements=[S0])
+    for i in range(600):
+        x = x.reshard([R] if i % 2 else [S0]) + 1
+    assert len(x.dask.layers) > 900
