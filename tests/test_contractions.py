@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import tracemalloc
 from typing import Any
 
@@ -187,6 +188,49 @@ def test_a_streamed_product_holds_two_panels() -> None:
         tracemalloc.stop()
     gathered = 2048 * 512 * 8
     assert peak < gathered * 0.6
+
+
+def test_the_next_panel_is_loaded_while_one_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 begins with the panel that it holds; that product waits here until the load of the other panel has begun."""
+    loads, waited = threading.Semaphore(0), []
+    load_all, add_product = summa.load_all, summa._add_product
+
+    def load(jobs: Any) -> None:
+        loads.release()
+        load_all(jobs)
+
+    def multiply(stream: Any, out: Any, a: Any, b: Any) -> None:
+        waited.append(len(waited) > 0 or loads.acquire(timeout=20))
+        add_product(stream, out, a, b)
+
+    monkeypatch.setattr(summa, "load_all", load)
+    monkeypatch.setattr(summa, "_add_product", multiply)
+    x, y = (oracle.made(make_layout(LINE, (S0,), s, "f8"), np.random.default_rng(0)) for s in ((40, 10), (10, 4)))
+    z = x.x @ y.x
+    assert isinstance(z._node, Streamed)
+    dask.get(z.__dask_graph__(), z.__dask_keys__()[1])
+    assert waited == [True, True]
+
+
+def test_a_matrix_may_meet_itself() -> None:
+    for mesh, placements in ((SQUARE, (S0, S1)), (THREE, (S0,)), (THREE, (P,))):
+        x = oracle.made(make_layout(mesh, placements, (6, 6), "f8"), np.random.default_rng(0))
+        oracle.same(x.x @ x.x, x.a @ x.a)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "mesh", "left", "right"),
+    [
+        ((3, 5, 4), (4, 6), LINE, (S1,), (S1,)), ((2, 2, 3), (3, 1), SQUARE, (S0, S1), (R, R)),
+        ((4, 3), (3, 4), FOUR, (S1,), (S0,)),
+    ],
+)  # fmt: skip
+def test_products_of_uneven_parts(a: Any, b: Any, mesh: Any, left: Any, right: Any) -> None:
+    x, y = (oracle.made(make_layout(mesh, p, s, "f8"), np.random.default_rng(0)) for p, s in ((left, a), (right, b)))
+    oracle.same(x.x @ y.x, x.a @ y.a)
+    if mesh is SQUARE:
+        assert (x.x @ y.x).explain().total_bytes == 0
+        assert (x.x @ y.x).placements == (S0, S1)
 
 
 def test_errors_say_what_does_not_fit() -> None:

@@ -132,6 +132,19 @@ def test_average(case: Case, data: Any) -> None:
     oracle.agree(call, case)
 
 
+@few(40)
+@given(cases(dtypes=("f8", "i4"), low=1, partial=False), st.data())
+def test_masks_that_are_cut(case: Case, data: Any) -> None:
+    """where= may be a DTensor, in whatever layout."""
+    mask = data.draw(cases(case.x.process_mesh, case.a.shape, dtypes=("?",)))
+    axis = data.draw(axes_of(case.a.ndim))
+    call = data.draw(st.sampled_from([
+        lambda a, m: np.sum(a, axis, where=m), lambda a, m: np.max(a, axis, where=m, initial=-5),
+        lambda a, m: np.mean(a, axis, where=m), lambda a, m: np.var(a, axis, where=m), lambda a, m: np.all(a, axis, where=m),
+    ]))  # fmt: skip
+    oracle.agree(call, case, mask)
+
+
 # -- named cases ------------------------------------------------------------------------------------------------------
 
 
