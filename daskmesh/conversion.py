@@ -14,7 +14,7 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from daskmesh.dtensor import DTensor
-from daskmesh.graph import Node, Source, block_of, errors_named, rank_tasks
+from daskmesh.graph import Node, Source, block_of, errors_named, plain, rank_tasks
 from daskmesh.layers import TaskLayer
 from daskmesh.layout import Coord, Layout, layout_of_locals, make_layout, normalise_placements
 from daskmesh.mesh import ProcessMesh
@@ -73,12 +73,14 @@ def shard_tensor(data: Any, mesh: ProcessMesh, placements: Any, dtype: Any = Non
         return reshard(x, mesh, placements)
     if callable(data) and not hasattr(data, "__array__"):
         raise TypeError(f"shard_tensor(data): got the function {data!r}; use dtensor_from_fn or from_callback")
-    array = data if isinstance(data, da.Array) else _as_array(data)
+    array = data if isinstance(data, da.Array) else _as_array(data, "shard_tensor(data)")
     if dtype is not None:
         array = array.astype(dtype)
+    if array.dtype == object:
+        raise TypeError(f"shard_tensor(data): {type(data).__name__} became an array of objects; give numbers, bools or strings")
     if any(n != n for n in array.shape):
         raise ValueError(f"shard_tensor(data): a dask array of unknown shape {array.shape}; call x.compute_chunk_sizes() first")
-    target = make_layout(mesh, placements, array.shape, array.dtype)
+    target = make_layout(mesh, placements, array.shape, array.dtype, call="shard_tensor")
     refuse_truth(target)
     world = world_for(mesh).id
     base = _one_replica(target)
@@ -86,10 +88,14 @@ def shard_tensor(data: Any, mesh: ProcessMesh, placements: Any, dtype: Any = Non
     return DTensor(moved(source, target))
 
 
-def _as_array(data: Any) -> Array:
-    array = data if hasattr(data, "__array_function__") and hasattr(data, "shape") else np.asarray(data)
+def _as_array(data: Any, argument: str) -> Array:
+    try:
+        array = plain(data if hasattr(data, "__array_function__") and hasattr(data, "shape") else np.asarray(data))
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{argument}: {error}") from error
     if array.dtype == object:
-        raise TypeError(f"shard_tensor(data): {type(data).__name__} became an array of objects; give numbers, bools or strings")
+        raise TypeError(f"{argument}: {type(data).__name__} became an array of objects; give numbers, bools or strings")
     return array
 
 
@@ -166,7 +172,7 @@ def dtensor_from_local(
     >>> dm.dtensor_from_local(lambda rank: np.arange(3) + rank, mesh, [dm.Partial()]).compute()
     array([1, 3, 5])
     """
-    normalise_placements(placements, mesh, None)
+    normalise_placements(placements, mesh, None, "dtensor_from_local")
     if callable(locals) and not hasattr(locals, "__array__"):
         return _from_function(locals, mesh, placements, shape)
     if not isinstance(locals, (list, tuple)):
@@ -178,8 +184,8 @@ def dtensor_from_local(
         raise TypeError("dtensor_from_local(shape=...) is for a function of the rank; the shapes of a list are known")
     if len(locals) != mesh.size:
         raise ValueError(f"dtensor_from_local(locals): {len(locals)} arrays for {mesh.size} ranks {list(mesh.process_ids)}")
-    arrays = [_as_array(a) for a in locals]
-    layout = layout_of_locals(mesh, placements, [a.shape for a in arrays], [a.dtype for a in arrays])
+    arrays = [_as_array(a, f"dtensor_from_local(locals), rank {r}") for a, r in zip(locals, mesh.process_ids, strict=True)]
+    layout = layout_of_locals(mesh, placements, [a.shape for a in arrays], [a.dtype for a in arrays], call="dtensor_from_local")
     world = world_for(mesh).id
     name = "from-local-" + tokenize(arrays, layout, world)
     tasks = {}
@@ -196,7 +202,7 @@ def _from_function(fn: Callable[[int], Array], mesh: ProcessMesh, placements: An
     if shape is not None:
         given, dtype = shape if len(shape) == 2 and not isinstance(shape[0], (int, np.integer)) else (shape, None)
         if dtype is not None:
-            layout = make_layout(mesh, placements, given, dtype)
+            layout = make_layout(mesh, placements, given, dtype, call="dtensor_from_local")
             name = "from-local-" + tokenize(fn, layout, world)
             return DTensor(Source.from_tasks(layout, world, name, rank_tasks(layout, world, name, _call_on_rank, (fn, layout))))
     # Shapes are not known: the function runs now, once per rank, and its arrays stay where they are made.
@@ -209,7 +215,7 @@ def _from_function(fn: Callable[[int], Array], mesh: ProcessMesh, placements: An
     graph = HighLevelGraph({name: TaskLayer(made)}, {name: set()})
     arrays = dask.persist(*(Delayed(key, graph, layer=name) for key in made))
     kinds = dask.compute(*(dask.delayed(_shape_and_dtype)(a) for a in arrays))
-    layout = layout_of_locals(mesh, placements, [k[0] for k in kinds], [k[1] for k in kinds])
+    layout = layout_of_locals(mesh, placements, [k[0] for k in kinds], [k[1] for k in kinds], call="dtensor_from_local")
     if shape is not None and layout.shape != tuple(given):
         raise ValueError(f"dtensor_from_local(shape={tuple(given)}): the local arrays make the shape {layout.shape}")
     held = {k: v for a in arrays for k, v in dict(a.__dask_graph__()).items()}
@@ -224,8 +230,7 @@ def _from_function(fn: Callable[[int], Array], mesh: ProcessMesh, placements: An
 
 def _plain_call(fn: Callable[[int], Array], mesh: ProcessMesh, coord: Coord) -> Array:
     with errors_named(mesh, coord):
-        local = fn(mesh.rank_at(coord))
-    return local if hasattr(local, "shape") and not isinstance(local, np.generic) else np.asarray(local)
+        return plain(fn(mesh.rank_at(coord)))
 
 
 def _call_on_rank(fn: Callable[[int], Array], layout: Layout, coord: Coord) -> Array:
@@ -263,13 +268,14 @@ def dtensor_from_fn(fn: Callable[..., Any], mesh: ProcessMesh, placements: Any, 
     """
     if not callable(fn):
         raise TypeError(f"dtensor_from_fn(fn): expected a function, got {fn!r}; use shard_tensor")
-    normalise_placements(placements, mesh, None)
+    normalise_placements(placements, mesh, None, "dtensor_from_fn")
     first = ProcessMesh(mesh.mesh[(slice(0, 1),) * mesh.ndim], mesh.dim_names)
 
     def whole(rank: int) -> Array:
         return fn(*args, **kwargs)
 
-    return reshard(dtensor_from_local(whole, first, []), mesh, placements)
+    x = dtensor_from_local(whole, first, [])
+    return DTensor(moved(x._node, make_layout(mesh, placements, x.shape, x.dtype, call="dtensor_from_fn")))
 
 
 @handing_over

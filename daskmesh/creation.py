@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.base import tokenize
@@ -48,6 +48,8 @@ def from_callback(
     ------
     ValueError
         When computed: `fn` returned another shape than its box.
+    TypeError
+        When computed: `fn` returned values of another kind than `dtype`, such as floats for ints.
 
     Examples
     --------
@@ -60,13 +62,24 @@ def from_callback(
     """
     if not callable(fn):
         raise TypeError(f"from_callback(fn): expected a function of the box, got {fn!r}")
-    return _built("from-callback", make_layout(mesh, placements, _shape(shape), dtype), fn)
+    return _built("from_callback", _Frame(mesh, placements, shape, dtype), fn)
 
 
-def _built(name: str, layout: Layout, fn: Callable[[Box], Array]) -> DTensor:
+class _Frame(NamedTuple):
+    """What the caller asked for."""
+
+    mesh: ProcessMesh
+    placements: Any
+    shape: Any
+    dtype: Any
+
+
+def _built(call: str, frame: _Frame, fn: Callable[[Box], Array]) -> DTensor:
+    shape = frame.shape if isinstance(frame.shape, Iterable) else (frame.shape,)
+    layout = make_layout(frame.mesh, frame.placements, tuple(shape), frame.dtype, call=call)
     refuse_truth(layout)
     world = world_for(layout.mesh).id
-    name = f"{name}-{tokenize(layout, world, fn)}"
+    name = f"{call.replace('_', '-')}-{tokenize(layout, world, fn)}"
     return DTensor(Source.from_tasks(layout, world, name, rank_tasks(layout, world, name, build_box, (fn, layout))))
 
 
@@ -77,9 +90,9 @@ def build_box(fn: Callable[[Box], Array], layout: Layout, coord: Coord) -> Array
         return block_of(np.full(layout.local_shape(coord), reduction(op).neutral(layout.dtype), layout.dtype), layout, coord)
     with errors_named(layout.mesh, coord):
         local = fn(layout.box(coord))
-    if not hasattr(local, "dtype"):
-        local = np.asarray(local)
-    return block_of(local.astype(layout.dtype, copy=False), layout, coord)
+        if not hasattr(local, "dtype"):
+            local = np.asarray(local)
+        return block_of(local.astype(layout.dtype, casting="same_kind", copy=False), layout, coord)
 
 
 def full(
@@ -118,8 +131,12 @@ def full(
     if np.ndim(fill_value):
         raise ValueError(f"full(fill_value): expected a scalar, got an array of shape {np.shape(fill_value)}; use shard_tensor")
     dtype = np.asarray(fill_value).dtype if dtype is None else np.dtype(dtype)
+    return _full("full", _Frame(mesh, placements, shape, dtype), fill_value, like)
+
+
+def _full(call: str, frame: _Frame, value: Any, like: Any) -> DTensor:
     empty_like = None if like is None else like[(slice(0, 0),) * like.ndim]
-    return _built("full", make_layout(mesh, placements, _shape(shape), dtype), partial(_filled, fill_value, dtype, empty_like))
+    return _built(call, frame, partial(_filled, value, np.dtype(frame.dtype), empty_like))
 
 
 def _filled(value: Any, dtype: np.dtype[Any], like: Array, box: Box) -> Array:
@@ -140,7 +157,7 @@ def zeros(
     >>> dm.zeros((2, 3), mesh=dm.init_mesh(2, ["x"]), placements=[dm.Shard(0)]).local_value(0)
     array([[0., 0., 0.]])
     """
-    return full(shape, 0, dtype, mesh=mesh, placements=placements, like=like)
+    return _full("zeros", _Frame(mesh, placements, shape, dtype), 0, like)
 
 
 def ones(
@@ -156,7 +173,7 @@ def ones(
     >>> dm.ones(3, mesh=dm.init_mesh(2, ["x"]), placements=[dm.Shard(0)]).local_value(0)
     array([1., 1.])
     """
-    return full(shape, 1, dtype, mesh=mesh, placements=placements, like=like)
+    return _full("ones", _Frame(mesh, placements, shape, dtype), 1, like)
 
 
 def empty(
@@ -172,7 +189,7 @@ def empty(
     >>> dm.empty((2, 3), mesh=dm.init_mesh(2, ["x"]), placements=[dm.Shard(0)]).shape
     (2, 3)
     """
-    return zeros(shape, dtype, mesh=mesh, placements=placements, like=like)
+    return _full("empty", _Frame(mesh, placements, shape, dtype), 0, like)
 
 
 def arange(
@@ -203,7 +220,7 @@ def arange(
     # NumPy fills from the first two values, which it rounds to the dtype.
     first = np.array(start).astype(kind)[()]
     delta = np.subtract(np.array([start + step]).astype(kind), first)[0]  # on arrays: unsigned ones wrap without a warning
-    return _built("arange", make_layout(mesh, placements, (n,), kind), partial(_arange, first, delta))
+    return _built("arange", _Frame(mesh, placements, n, kind), partial(_arange, first, delta))
 
 
 def _arange(first: Any, delta: Any, box: Box) -> Array:
@@ -235,7 +252,7 @@ def linspace(
     kind = np.linspace(start, stop, 1, dtype=dtype).dtype
     work = np.linspace(start, stop, 1).dtype
     fn = partial(_linspace, work.type(start), work.type(stop), num, endpoint, kind)
-    return _built("linspace", make_layout(mesh, placements, (num,), kind), fn)
+    return _built("linspace", _Frame(mesh, placements, num, kind), fn)
 
 
 def _linspace(start: Any, stop: Any, num: int, endpoint: bool, dtype: np.dtype[Any], box: Box) -> Array:
@@ -268,17 +285,13 @@ def eye(n: int, m: int | None = None, k: int = 0, dtype: Any = float, *, mesh: P
     array([[0., 0., 1., 0.],
            [0., 0., 0., 1.]])
     """
-    return _built("eye", make_layout(mesh, placements, (n, n if m is None else m), dtype), partial(_eye, k, np.dtype(dtype)))
+    return _built("eye", _Frame(mesh, placements, (n, n if m is None else m), dtype), partial(_eye, k, np.dtype(dtype)))
 
 
 def _eye(k: int, dtype: np.dtype[Any], box: Box) -> Array:
     rows, cols = box
     n, m = _extent(box)
     return np.eye(n, m, k + rows.start - cols.start, dtype=dtype)
-
-
-def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    return (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
 
 
 def _extent(box: Box) -> tuple[int, ...]:

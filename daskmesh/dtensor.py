@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import dask
 import dask.array as da
 import numpy as np
-from dask._expr import HLGExpr
 from dask.base import DaskMethodsMixin
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
@@ -26,7 +25,7 @@ from daskmesh.graph import Node, Source, block_key, block_keys, gather, graph_of
 from daskmesh.layout import Layout, make_layout
 from daskmesh.mesh import ProcessMesh
 from daskmesh.methods import ArrayMethods
-from daskmesh.moves import dask_array_of, explained, folded, moved, reduced, refuse_asynchronous, refuse_beyond_memory
+from daskmesh.moves import OneReplica, dask_array_of, explained, moved, reduced, refuse_asynchronous
 from daskmesh.placement import Placement
 from daskmesh.plan import Plan
 from daskmesh.protocol import overriding
@@ -48,22 +47,6 @@ def implements(*functions: Callable[..., Any]) -> Callable[[_F], _F]:
         return f
 
     return enter
-
-
-class _OneReplica(HLGExpr):
-    """The graph of a DTensor, of which ``compute`` fetches one replica, not all."""
-
-    _parameters = [*HLGExpr._parameters, "primary"]  # noqa: RUF012
-    _defaults = {**HLGExpr._defaults, "primary": None}  # noqa: RUF012
-
-    def finalize_compute(self) -> Any:
-        one = HLGExpr(
-            dsk=self.hlg,
-            low_level_optimizer=self.low_level_optimizer,
-            output_keys=self.operand("primary"),
-            postcompute=self.postcompute,
-        )
-        return one.finalize_compute()
 
 
 class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMixin):
@@ -184,15 +167,9 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
         return ("DTensor", self._node.name)
 
     @property
-    def expr(self) -> HLGExpr:
+    def expr(self) -> OneReplica:
         """What Dask computes: all blocks when persisted, one replica when computed."""
-        return _OneReplica(
-            dsk=graph_of(self._node),
-            low_level_optimizer=self.__dask_optimize__,
-            output_keys=self.__dask_keys__(),
-            postcompute=self.__dask_postcompute__(),
-            primary=block_keys(self._node, self.layout.primary()),
-        )
+        return OneReplica.of(self._node, self.__dask_optimize__)
 
     def __reduce__(self) -> Any:
         return DTensor, (self._node,)
@@ -210,8 +187,7 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
             Dask's current client is asynchronous.
         """
         refuse_asynchronous("compute()")
-        refuse_beyond_memory(self.nbytes, f"gathering {self!r}")
-        return DaskMethodsMixin.compute(DTensor(folded(self._node)), **kwargs)  # type: ignore[no-any-return]
+        return super().compute(**kwargs)  # type: ignore[no-any-return]
 
     def persist(self, **kwargs: Any) -> DTensor:
         """This DTensor with its blocks held on the workers of their ranks.
@@ -230,7 +206,8 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
 
     def reshard(self, placements: Any, mesh: ProcessMesh | None = None) -> DTensor:
         """The same value in another layout, on this mesh or another; see `daskmesh.reshard`."""
-        target = make_layout(self.process_mesh if mesh is None else mesh, placements, self.shape, self.dtype)
+        mesh = self.process_mesh if mesh is None else mesh
+        target = make_layout(mesh, placements, self.shape, self.dtype, call="reshard")
         if target.placements == self.placements and target.mesh.shape == self.process_mesh.shape:
             target = target.replace(chunks=self.layout.chunks)  # uneven sizes stay where the cut stays
         return DTensor(moved(self._node, target))
@@ -307,14 +284,19 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
             raise ValueError(f"the truth value of a DTensor of shape {self.shape} is ambiguous; use np.any(x) or np.all(x)")
         return bool(self.item())
 
+    def _scalar(self, kind: str) -> Any:
+        if self.size != 1:
+            raise TypeError(f"only a DTensor of one element can become a {kind}, this one has shape {self.shape}")
+        return self.item()
+
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self._scalar("int"))
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self._scalar("float"))
 
     def __complex__(self) -> complex:
-        return complex(self.item())
+        return complex(self._scalar("complex"))
 
     def __index__(self) -> int:
         if self.dtype.kind not in "iu" or self.ndim:

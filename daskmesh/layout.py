@@ -17,7 +17,8 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from daskmesh.mesh import ProcessMesh
-from daskmesh.placement import Partial, Placement, PlacementError, Replicate, Shard
+from daskmesh.placement import Partial, Placement, PlacementError, Replicate, Shard, reduction
 
 __all__ = ["Layout", "layout_of_locals", "make_layout", "normalise_placements", "split_sizes"]
 
@@ -184,6 +185,7 @@ def make_layout(
     shape: Sequence[int],
     dtype: Any,
     chunks: Sequence[Sequence[int] | None] | None = None,
+    call: str = "",
 ) -> Layout:
     """Check and complete a layout.
 
@@ -193,11 +195,15 @@ def make_layout(
         In mesh-dim order, padded with Replicate; or by mesh-dim name, the rest Replicate.
     chunks : sequence, optional
         Per tensor dim the sizes of its parts, None for the split rule.
+    call : str
+        What the caller was asked for; messages begin with it.
 
     Raises
     ------
     PlacementError
         An unknown mesh dim, too many placements, a Shard dim out of range, or part sizes that do not fit.
+    TypeError
+        A Partial whose reduction the dtype does not have.
 
     Examples
     --------
@@ -206,18 +212,34 @@ def make_layout(
     >>> make_layout(dm.init_mesh(4, ["x"]), [dm.Shard(-1)], (2, 5), "f8").chunks
     ((2,), (2, 2, 1, 0))
     """
-    sizes = tuple(operator.index(n) for n in shape)
-    if sizes and min(sizes) < 0:
-        raise ValueError(f"a shape has no negative sizes, got {sizes}")
-    placed = normalise_placements(placements, mesh, len(sizes))
-    if chunks is None:
-        return _ruled(mesh, placed, sizes, np.dtype(dtype))
-    layout = _ruled(mesh, placed, sizes, np.dtype(dtype))
-    return layout.replace(chunks=_checked_chunks(layout, chunks))
+    with _asked(call):
+        sizes = tuple(operator.index(n) for n in shape)
+        if sizes and min(sizes) < 0:
+            raise ValueError(f"a shape has no negative sizes, got {sizes}")
+        layout = _ruled(mesh, normalise_placements(placements, mesh, len(sizes)), sizes, np.dtype(dtype))
+        return layout if chunks is None else layout.replace(chunks=_checked_chunks(layout, chunks))
+
+
+@contextmanager
+def _asked(call: str) -> Iterator[None]:
+    """Errors begin with what was asked for."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if not call:
+            raise
+        raise type(error)(f"{call}: {error}") from None
 
 
 @lru_cache(4096)
 def _ruled(mesh: ProcessMesh, placements: tuple[Placement, ...], shape: Coord, dtype: np.dtype[Any]) -> Layout:
+    for m, p in enumerate(placements):
+        if isinstance(p, Partial) and not reduction(p.op).takes(dtype):
+            way_out = "place truth values, such as x != 0" if p.op in ("any", "all") else "use Replicate() or Shard(dim)"
+            raise TypeError(
+                f"{p!r} on mesh dim {mesh.dim_names[m]!r} of size {mesh.shape[m]}: {dtype} values cannot be reduced by {p.op}; "
+                f"{way_out}"
+            )
     chunks = []
     for d, n in enumerate(shape):
         parts: tuple[int, ...] = (n,)
@@ -230,9 +252,7 @@ def _ruled(mesh: ProcessMesh, placements: tuple[Placement, ...], shape: Coord, d
 
 def _checked_chunks(layout: Layout, chunks: Sequence[Sequence[int] | None]) -> Chunks:
     if len(chunks) != layout.ndim:
-        raise PlacementError(
-            f"part sizes for {len(chunks)} tensor dims were given, the shape {layout.shape} has {layout.ndim}"
-        )
+        raise PlacementError(f"part sizes for {len(chunks)} tensor dims were given, the shape {layout.shape} has {layout.ndim}")
     out = []
     for d, given in enumerate(chunks):
         if given is None:
@@ -251,7 +271,12 @@ def _checked_chunks(layout: Layout, chunks: Sequence[Sequence[int] | None]) -> C
 
 
 def layout_of_locals(
-    mesh: ProcessMesh, placements: Any, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any], what: str = "the local arrays"
+    mesh: ProcessMesh,
+    placements: Any,
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[Any],
+    what: str = "the local arrays",
+    call: str = "",
 ) -> Layout:
     """The layout that local arrays of real sizes make: the sizes of the parts of every tensor dim are summed.
 
@@ -279,7 +304,7 @@ def layout_of_locals(
                 f"{what} differ: rank {ranks[0]} has shape {first} and dtype {np.dtype(dtypes[0])}, "
                 f"rank {rank} has shape {tuple(shape)} and dtype {np.dtype(dtype)}"
             )
-    frame = make_layout(mesh, placements, (0,) * len(first), dtypes[0])
+    frame = make_layout(mesh, placements, (0,) * len(first), dtypes[0], call=call)
     sizes: list[dict[int, tuple[int, int]]] = [{} for _ in first]
     for coord, rank, shape in zip(frame.coords(), ranks, shapes, strict=True):
         for d, (i, n) in enumerate(zip(frame.part_index(coord), shape, strict=True)):
@@ -297,8 +322,10 @@ def _shape_of(rank: int, mesh: ProcessMesh, shapes: Sequence[Sequence[int]]) -> 
     return tuple(shapes[mesh.process_ids.index(rank)])
 
 
-def normalise_placements(placements: Any, mesh: ProcessMesh, ndim: int | None) -> tuple[Placement, ...]:
+def normalise_placements(placements: Any, mesh: ProcessMesh, ndim: int | None, call: str = "") -> tuple[Placement, ...]:
     """One placement per mesh dim, tensor dims non-negative; `ndim` None leaves the dims unchecked.
+
+    Messages begin with `call`, what the caller was asked for.
 
     Examples
     --------
@@ -307,10 +334,13 @@ def normalise_placements(placements: Any, mesh: ProcessMesh, ndim: int | None) -
     >>> normalise_placements({"y": dm.Shard(-1)}, dm.init_mesh((2, 2), ("x", "y")), 2)
     (Replicate(), Shard(1))
     """
+    with _asked(call):
+        return _normalised(placements, mesh, ndim)
+
+
+def _normalised(placements: Any, mesh: ProcessMesh, ndim: int | None) -> tuple[Placement, ...]:
     if not isinstance(mesh, ProcessMesh):
-        raise TypeError(
-            f"mesh: expected a ProcessMesh, got {type(mesh).__name__} {mesh!r}; write dm.ProcessMesh([0, 1])"
-        )
+        raise TypeError(f"mesh: expected a ProcessMesh, got {type(mesh).__name__} {mesh!r}; write dm.ProcessMesh([0, 1])")
     if type(placements) is tuple and len(placements) == mesh.ndim and all(map(_settled, placements)):
         given: list[Any] = list(placements)
     elif isinstance(placements, Mapping):

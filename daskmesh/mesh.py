@@ -255,7 +255,7 @@ def init_mesh(shape: int | Sequence[int], dim_names: Sequence[str] | None = None
     >>> dm.init_mesh((2, 2), ("dp", "tp"))
     ProcessMesh([[0, 1], [2, 3]], dim_names=['dp', 'tp'])
     """
-    sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     if not sizes or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) for n in sizes):
         raise TypeError(f"init_mesh(shape) takes a sequence of ints, one per mesh dim, got {shape!r}")
     if min(sizes) < 1:
@@ -268,6 +268,8 @@ def _ranks(mesh: Any) -> np.ndarray[Any, Any]:
         ranks = np.asarray(mesh)
     except ValueError as error:
         raise ValueError(f"ProcessMesh(mesh): the rows of a nested list must be equally long, got {mesh!r}") from error
+    if ranks.dtype == object:
+        raise TypeError(f"ProcessMesh(mesh): expected a nested list or an array of ranks, got {mesh!r}; write e.g. [0, 1]")
     if ranks.ndim == 0 or ranks.size == 0:
         raise ValueError(f"ProcessMesh(mesh): a mesh has at least one dim and one rank, got {mesh!r}; write e.g. [0]")
     if ranks.dtype.kind not in "iu":

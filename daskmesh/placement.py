@@ -149,18 +149,23 @@ Placement = Shard | Replicate | Partial
 class Reduction(NamedTuple):
     """One row of the reduction table.
 
-    ``copies``: placing a value keeps a copy on every coordinate; otherwise coordinate 0 holds the value and the others
-    the neutral element. ``begin(x, n)`` makes the state of a fold of ``n`` terms from the first one (a fresh, writable
-    array, which the fold may overwrite with its result), ``add(state, x, n)`` takes the next term, ``end(state, n)``
-    gives the value in the dtype given. Later terms are only read.
+    ``kinds``: the kinds of dtype that it takes. ``copies``: placing a value keeps a copy on every coordinate; otherwise
+    coordinate 0 holds the value and the others the neutral element. ``begin(x, n)`` makes the state of a fold of ``n``
+    terms from the first one (a fresh, writable array, which the fold may overwrite with its result), ``add(state, x, n)``
+    takes the next term, ``end(state, n)`` gives the value in the dtype given. Later terms are only read.
     """
 
     op: str
+    kinds: str
     copies: bool
     neutral: Callable[[np.dtype[Any]], Any]
     begin: Callable[[Array, int], Any]
     add: Callable[[Any, Array, int], Any]
     end: Callable[[Any, int], Array]
+
+    def takes(self, dtype: np.dtype[Any]) -> bool:
+        """Whether values of a dtype can be reduced: no sum of dates, nor of strings. Dtypes that others made are trusted."""
+        return dtype.kind in self.kinds or dtype.isbuiltin == 2
 
     def fold(self, terms: Iterable[Array], n: int) -> Array:
         """Reduce `n` terms in the order given, over the first one; the same order gives the same bits."""
@@ -234,6 +239,8 @@ def _divided(x: Array, n: int) -> Any:
     """Floats: x / n. Integers: floor quotient and remainder, so that the sum is never formed."""
     if x.dtype.kind in "fc":
         return (x / x.dtype.type(n)).astype(x.dtype, copy=False)
+    if x.dtype.kind == "m":  # NaT is the lowest integer: it has to be told apart
+        return (*_divided(x.astype(np.int64), n)[:2], x.dtype, np.isnat(x))
     wide = x.astype(np.uint64 if x.dtype.kind == "u" else np.int64)
     return (*np.divmod(wide, wide.dtype.type(n)), x.dtype)
 
@@ -242,30 +249,32 @@ def _add_divided(state: Any, x: Array, n: int) -> Any:
     term = _divided(x, n)
     if not isinstance(term, tuple):
         return _into(np.add, state, term)
-    return _into(np.add, state[0], term[0]), _into(np.add, state[1], term[1]), state[2]
+    missing = (state[3] | term[3],) if len(state) > 3 else ()
+    return _into(np.add, state[0], term[0]), _into(np.add, state[1], term[1]), state[2], *missing
 
 
 def _end_divided(state: Any, n: int) -> Array:
     if not isinstance(state, tuple):
         return state
-    quotient, remainder, dtype = state
+    quotient, remainder, dtype, *missing = state
     # The floor quotients of terms near the lowest integer may wrap; the remainders bring the sum back. Ufuncs on
     # integers wrap silently, operators on NumPy scalars warn.
     floor = np.add(quotient, remainder // remainder.dtype.type(n))
     inexact = remainder % remainder.dtype.type(n) != 0
-    return (floor + ((floor < 0) & inexact).astype(floor.dtype)).astype(dtype)
+    whole = (floor + ((floor < 0) & inexact).astype(floor.dtype)).astype(dtype)
+    return np.where(missing[0], dtype.type("NaT"), whole) if missing else whole
 
 
 _TABLE = {
     r.op: r
     for r in (
-        Reduction("sum", False, _zero, **_by(np.add)),
-        Reduction("prod", False, _one, **_by(np.multiply)),
-        Reduction("max", True, _lowest, **_by(np.maximum)),
-        Reduction("min", True, _highest, **_by(np.minimum)),
-        Reduction("any", False, _zero, **_truth(np.logical_or)),
-        Reduction("all", True, _one, **_truth(np.logical_and)),
-        Reduction("avg", True, _zero, begin=_divided, add=_add_divided, end=_end_divided),
+        Reduction("sum", "biufcm", False, _zero, **_by(np.add)),
+        Reduction("prod", "biufc", False, _one, **_by(np.multiply)),
+        Reduction("max", "biufcmM", True, _lowest, **_by(np.maximum)),
+        Reduction("min", "biufcmM", True, _highest, **_by(np.minimum)),
+        Reduction("any", "biufc", False, _zero, **_truth(np.logical_or)),
+        Reduction("all", "biufc", True, _one, **_truth(np.logical_and)),
+        Reduction("avg", "biufcm", True, _zero, begin=_divided, add=_add_divided, end=_end_divided),
     )
 }
 

@@ -211,11 +211,55 @@ def test_bad_arguments() -> None:
         dm.arange(3, mesh=LINE, placements=[S1])
     with pytest.raises(TypeError, match="mesh"):
         dm.zeros(3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"zeros: 'float' object"):
+        dm.zeros((2.5,), mesh=LINE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", ["zeros", "ones", "empty"])
+def test_errors_begin_with_what_was_called(call: str) -> None:
+    with pytest.raises(PlacementError, match=rf"^{call}: Shard\(4\) on mesh dim"):
+        getattr(dm, call)(3, mesh=LINE, placements=[Shard(4)])
+
+
+def test_values_of_another_kind_are_not_cut_short() -> None:
+    x = dm.from_callback(3, int, LINE, [S0], lambda box: np.full(box[0].stop - box[0].start, 1.5))
+    with pytest.raises(TypeError, match="float64") as caught:
+        x.compute(scheduler="sync")
+    assert any(re.match(r"rank \d at coordinate", note) for note in caught.value.__notes__)
+    assert dm.from_callback(3, "f4", LINE, [S0], lambda box: [2] * (box[0].stop - box[0].start)).compute().tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [("M8[D]", "sum"), ("M8[D]", "avg"), ("M8[D]", "any"), ("m8[s]", "prod"), ("U3", "sum"), ("U3", "max"), ("O", "sum"),
+     ([("a", "i4")], "max"), ([("a", "i4")], "all")],
+)  # fmt: skip
+def test_a_dtype_without_the_reduction_is_refused_before_anything_runs(dtype: Any, op: str) -> None:
+    what = rf"zeros: Partial\('{op}'\) on mesh dim 'x' of size {LINE.size}: .* cannot be reduced by {op}"
+    with pytest.raises(TypeError, match=what):
+        dm.zeros(3, dtype, mesh=LINE, placements=[Partial(op)])
+    with pytest.raises(TypeError, match=what.replace("zeros", "reshard")):
+        dm.zeros(3, dtype, mesh=LINE, placements=[S0]).reshard([Partial(op)])
+
+
+class OnADevice:
+    """An array of another module than NumPy, as far as creation asks."""
+
+    def __init__(self, held: np.ndarray) -> None:
+        self.held, self.shape, self.dtype, self.ndim = held, held.shape, held.dtype, held.ndim
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return OnADevice(func(args[0].held, *args[1:], **kwargs))
+
+    def __getitem__(self, key: Any) -> Any:
+        return OnADevice(self.held[key])
+
+    def astype(self, dtype: Any, **options: Any) -> Any:
+        return OnADevice(self.held.astype(dtype, **options))
 
 
 def test_like_takes_the_module_of_the_blocks() -> None:
-    masked = np.ma.ones((2, 2))
-    x = dm.full(3, 2.0, mesh=LINE, placements=[S0], like=masked)
+    x = dm.full(3, 2.0, mesh=LINE, placements=[S0], like=OnADevice(np.ones((2, 2))))
     block = x.blocks.blocks[0].compute(scheduler="sync")
-    assert isinstance(block, np.ma.MaskedArray)
-    assert block.tolist() == [2.0]
+    assert isinstance(block, OnADevice)
+    assert block.held.tolist() == [2.0]

@@ -55,6 +55,9 @@ def test_large_terms_are_folded_where_they_are_held(threads: Client) -> None:
     assert sum(road["bytes"] for road in transport.stats().values()) == 3 * x.nbytes
     transport.reset_stats()
     assert (x.compute(scheduler=None, optimize_graph=False) == 3).all()
+    for ask in (lambda: dask.compute(da.ones(2), x)[1], lambda: threads.compute(x).result()):
+        transport.reset_stats()
+        assert (ask() == 3).all()
     same(dm.full(5, 3.0, mesh=mesh, placements=[P]), np.full(5, 3.0))
     assert sum(road["bytes"] for road in transport.stats().values()) == 3 * x.nbytes
 
@@ -260,6 +263,9 @@ def test_scalars() -> None:
         rows().item()
     with pytest.raises(ValueError, match=r"ambiguous.*np\.any"):
         bool(rows())
+    for kind in (int, float, complex):  # as NumPy has it
+        with pytest.raises(TypeError, match=rf"become a {kind.__name__}.*\(5, 7\)"):
+            kind(rows())
     with pytest.raises(TypeError, match="index"):
         [1][dm.full((), 0.5, mesh=MESH)]
     assert not dm.full((), 0, mesh=MESH)

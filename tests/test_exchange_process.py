@@ -181,7 +181,8 @@ def test_large_terms_take_two_stages(shell_client: Client) -> None:
 
 def test_what_no_worker_could_hold_is_refused_with_the_figures(shell_client: Client) -> None:
     x = dm.zeros((2**30, 2**14), mesh=init_mesh(2**7, ["x"]), placements=[S0])
-    for ask in (lambda: x.reshard([R]), x.compute, lambda: np.asarray(x)):
+    everyone = (lambda: dask.compute(1, x), lambda: shell_client.compute(x), lambda: np.asarray(x))
+    for ask in (lambda: x.reshard([R]), x.compute, *everyone):
         with pytest.raises(MemoryError, match=r"128 TiB on one worker, whose memory limit is .* keep it sharded"):
             ask()
 

@@ -209,6 +209,21 @@ def test_neutral_time(op: str, dtype: str) -> None:
     np.testing.assert_array_equal(reduction(op).fold([x.copy(), e], 2), x)
 
 
+def test_average_of_durations_keeps_what_is_missing() -> None:
+    x = np.array([[-5, 7, "NaT"], [-4, "NaT", "NaT"], [3, 2, 1]], "m8[s]")
+    for n in (1, 2, 3):
+        got = reduction("avg").fold(x[:n].copy(), n)
+        assert got.dtype == x.dtype
+        np.testing.assert_array_equal(got, x[:n].sum(0) / n)
+    assert np.isnat(reduction("avg").fold([np.timedelta64("NaT", "s"), np.timedelta64(1, "s")], 2))
+
+
+def test_which_dtypes_a_reduction_takes() -> None:
+    table = {kind: [op for op in OPS if reduction(op).takes(np.dtype(kind))] for kind in ("M8[s]", "m8[s]", "U1", "i4,i4", "O")}
+    assert table == {"M8[s]": ["max", "min"], "m8[s]": ["sum", "max", "min", "avg"], "U1": [], "i4,i4": [], "O": []}
+    assert all(reduction(op).takes(np.dtype(kind)) for op in OPS for kind in "?bBefdgFD")
+
+
 def test_read_only_terms() -> None:
     """The first term may take the result, so it has to be writable; the others are only read."""
     terms = [np.ones(3), np.ones(3)]
