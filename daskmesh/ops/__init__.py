@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from daskmesh.ops import (
+    assignment,
     contractions,
+    diagonals,
     elementwise,
     indexing,
     joining,
@@ -19,7 +21,9 @@ from daskmesh.ops import (
 )
 
 __all__ = [
+    "assignment",
     "contractions",
+    "diagonals",
     "elementwise",
     "indexing",
     "joining",

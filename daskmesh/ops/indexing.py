@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+from numpy.lib.array_utils import normalize_axis_index
 
 from daskmesh.algebra import Flow, carried
 from daskmesh.dtensor import DTensor, implements
@@ -150,19 +149,6 @@ def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> DTensor:
     return record(np.take_along_axis, signature, (arr, indices), arr.dtype, {"axis": d})
 
 
-@implements(np.diagonal)
-def diagonal(a: DTensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DTensor:
-    """Diagonals, as the last dim.
-
-    **Communication**: none if at most one of the two dims is cut; else what the ranks lack of their parts.
-    """
-    i, j = normalize_axis_tuple((axis1, axis2), a.ndim)
-    size = max(0, min(a.shape[i] + min(offset, 0), a.shape[j] - max(offset, 0)))
-    at = np.arange(size)
-    dims, index = zip(*sorted([(i, at - min(offset, 0)), (j, at + max(offset, 0))], key=lambda p: p[0]), strict=True)
-    return picked(a, dims, index, a.ndim - 2, "diagonal")
-
-
 @implements(np.choose)
 def choose(a: Any, choices: Any, out: None = None, mode: str = "raise") -> DTensor:
     if out is not None:
@@ -252,33 +238,6 @@ def trapezoid(y: DTensor, x: Any = None, dx: float = 1.0, axis: int = -1) -> DTe
         if step.ndim == 1:
             step = step.reshape((-1,) + (1,) * (y.ndim - 1 - d))
     return _np.sum(step * (y[ahead] + y[behind]) / 2.0, axis=d)  # type: ignore[no-any-return]
-
-
-@implements(np.diff)
-def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append: Any = np._NoValue) -> DTensor:
-    """Differences of neighbours.
-
-    **Communication**: the rows at the borders of parts, once per order.
-    """
-    if n < 0:
-        raise ValueError(f"order must be non-negative but got {n}")
-    if n == 0:
-        return a  # type: ignore[no-any-return]
-    if a.ndim == 0:
-        raise ValueError("diff requires input that is at least one dimensional")
-    d = normalize_axis_index(axis, a.ndim)
-    ends = []
-    for end in (prepend, append):
-        if end is not np._NoValue:
-            end = end if isinstance(end, DTensor) else np.asarray(end)
-            end = _np.broadcast_to(end, (*a.shape[:d], 1, *a.shape[d + 1 :])) if end.ndim == 0 else end
-        ends.append(end)
-    joined = [x for x in (ends[0], a, ends[1]) if x is not np._NoValue]
-    y = _np.concatenate(joined, axis=d) if len(joined) > 1 else a
-    for _ in range(n):
-        ahead, behind = ((*(slice(None),) * d, s) for s in (slice(1, None), slice(None, -1)))
-        y = _np.not_equal(y[ahead], y[behind]) if y.dtype == np.bool_ else _np.subtract(y[ahead], y[behind])
-    return y  # type: ignore[no-any-return]
 
 
 @implements(np.ediff1d)

@@ -15,7 +15,7 @@ from daskmesh.layout import Coord, Layout
 from daskmesh.ops.gathers import recut, regathered
 from daskmesh.regather import Stretch
 
-__all__ = ["Key", "Steps", "mask_alone", "parse", "parts_of", "settled", "sliced"]
+__all__ = ["Key", "Steps", "forward", "mask_alone", "parse", "parts_of", "settled", "sliced"]
 
 Array = Any
 _np: Any = np

@@ -33,7 +33,7 @@ from daskmesh.placement import Placement, Replicate, Shard
 from daskmesh.regather import Regather, Run
 from daskmesh.rules import Signature, elementwise
 
-__all__ = ["Cells", "cells_of", "gathered", "index_layout", "picked", "picked_whole"]
+__all__ = ["Cells", "cells_of", "flat_of_cells", "gathered", "index_layout", "picked", "picked_whole"]
 
 Array = Any
 Shape = tuple[int, ...]
@@ -209,6 +209,11 @@ def _flat(layout: Layout, dims: Sequence[int], cells: Cells, cell: int, elements
     for w, n in zip(within, sizes, strict=True):
         flat = flat * n + w
     return flat
+
+
+def flat_of_cells(layout: Layout, dims: Sequence[int], cells: Cells, elements: Sequence[Array]) -> list[Array]:
+    """Per cell, the flat indices over the picked dims of its local array of the elements that it is given."""
+    return [_flat(layout, dims, cells, c, e) for c, e in enumerate(elements)]
 
 
 def _routes(
