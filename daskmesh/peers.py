@@ -20,6 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ from daskmesh.transport import load_into as load_exposed
 __all__ = ["ask_all", "entry_of", "load_view", "make_room", "own_buffer", "perform", "reset_stats", "stats"]
 
 TRIES = 3
+#: Seconds for which an owner is tried that cannot be reached, though the scheduler does not miss it.
+LOST_SECONDS = 5.0
+RETRY_PAUSE = 0.05
 ROADS = ("same", "vm", "ask")
 
 _lock = threading.Lock()
@@ -272,19 +276,25 @@ def ask_all(worker: Worker, entry: Entry, todo: Sequence[tuple[int, str, Sequenc
 
 
 async def _ask(worker: Worker, entry: Entry, pe: int, kind: str, args: Sequence[Any], mark: Mark | None) -> Any:
-    """Call the owner's handler, with a connect timeout of our own. The mark makes a second try harmless."""
+    """Call the owner's handler, with a connect timeout of our own; the mark makes a second try harmless.
+
+    A connection may end, or take too long to be made, without the owner being lost: the scheduler knows.
+    """
     address = entry.claims[pe].address
     message: dict[str, Any] = {"tensor": entry.id, "pe": pe, "kind": kind, "args": tuple(args), "mark": mark}
     if kind in ("put", "put_signal"):
         message["args"], message["data"] = (args[0], *args[2:]), Serialize(args[1])
-    for last in (False, True):
-        comm = await worker.rpc.connect(address, timeout=config.seconds("connect-timeout"))
+    end = monotonic() + LOST_SECONDS
+    while True:
         try:
-            return await send_recv(comm, op="daskmesh_symmetric", **message)
+            comm = await worker.rpc.connect(address, timeout=config.seconds("connect-timeout"))
+            try:
+                return await send_recv(comm, op="daskmesh_symmetric", **message)
+            finally:
+                worker.rpc.reuse(address, comm)
         except OSError:
-            # A connection kept from before may have ended without the worker; a fresh one tells.
-            if last:
+            scheduler: Any = worker.scheduler
+            state = await scheduler.daskmesh_symmetric_state(tensor=entry.id)
+            if state["status"] != "open" or monotonic() > end:
                 raise
-        finally:
-            worker.rpc.reuse(address, comm)
-    raise AssertionError("the second attempt returns or raises")
+            await asyncio.sleep(RETRY_PAUSE)

@@ -25,6 +25,7 @@ from distributed.core import send_recv
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 from distributed.protocol.pickle import dumps
 
+from daskmesh import config
 from daskmesh.plugins import SERVICES
 from daskmesh.symmetric import setup_symmetric, teardown_symmetric
 
@@ -200,7 +201,7 @@ class Registrar:
 
     async def _free(self, tensor: _Tensor) -> None:
         self.tensors.pop(tensor.id, None)
-        there = set(tensor.addresses) & set(self.scheduler.workers)
+        there = set(self.scheduler.workers)  # those that have read it without a PE of it, too
         # A worker that cannot be reached takes its buffers with it.
         await asyncio.gather(*(self._tell(address, "free", tensor=tensor.id) for address in there), return_exceptions=True)
 
@@ -241,7 +242,7 @@ class Registrar:
         return ""
 
     async def _tell(self, address: str, what: str, **message: Any) -> Any:
-        comm = await self.scheduler.rpc.connect(address)
+        comm = await self.scheduler.rpc.connect(address, timeout=config.seconds("connect-timeout"))
         try:
             return await send_recv(comm, op=f"daskmesh_symmetric_{what}", **message)
         finally:

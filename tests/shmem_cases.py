@@ -330,7 +330,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "18 put over the edge": (lambda t: dm.shmem_put(np.ones((2, 2), "i4"), [3, 5], t, 0), ValueError, "offset 3 .* dim 0"),
     "24 wrong dtype": (lambda t: dm.shmem_put(np.ones((1, 1), "f4"), [0, 0], t, 0), TypeError, "src is float32"),
     "24 ADD": (lambda t: dm.shmem_put(np.ones((1, 1), "f4"), [0, 0], t, 0, put_op=ADD), TypeError, "src is float32"),
-    "put_op": (lambda t: dm.shmem_put(np.ones((1, 1), "i4"), [0, 0], t, 0, put_op="add"), TypeError, "put_op must be of type AtomicType"),
+    "put_op": (lambda t: dm.shmem_put([[1]], [0, 0], t, 0, put_op="add"), TypeError, "put_op must be of type AtomicType"),
     "put_op of another kind": (
         lambda t: dm.shmem_put(np.ones((1, 1), "i4"), [0, 0], t, 0, put_op=EQ),
         TypeError,
