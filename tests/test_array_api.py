@@ -246,7 +246,7 @@ def test_functions_of_a_matrix(name: str, mesh: Any) -> None:
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_assignment(mesh: Any) -> None:
-    keys = [(0, ...), (..., 1), (slice(None, None, 2), slice(1, None)), (-1, -1), (slice(3, 3), ...)]
+    keys = [(0, ...), (..., 1), (slice(None, None, 2), slice(1, None)), (-1, -1), (slice(1, 1), ...)]
 
     @quickly(12)
     @given(data=st.data(), dtype=dtypes("ifc"), key=st.sampled_from([*keys, "mask"]))
