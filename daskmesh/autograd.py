@@ -26,7 +26,7 @@ from daskmesh.mesh import ProcessMesh
 from daskmesh.ops.contractions import spelled_out
 from daskmesh.placement import Partial, Placement
 from daskmesh.routes import Followed, refuse
-from daskmesh.vjps import concatenate, contract
+from daskmesh.vjps import contract
 
 __all__ = ["DTensorBox", "grad", "jacobian", "value_and_grad", "vjp"]
 
@@ -112,40 +112,6 @@ def _own(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
         return f
 
     return enter
-
-
-@_own(np.concatenate)
-def _concatenate(arrays: Sequence[Any], axis: int | None = 0) -> Any:
-    if axis is None:
-        return concatenate(0, *map(np.ravel, arrays))
-    return concatenate(axis % np.ndim(arrays[0]), *arrays)
-
-
-@_own(np.stack)
-def _stack(arrays: Sequence[Any], axis: int = 0) -> Any:
-    axis %= np.ndim(arrays[0]) + 1
-    return concatenate(axis, *(np.expand_dims(a, axis) for a in arrays))
-
-
-@_own(np.vstack)
-def _vstack(tup: Sequence[Any]) -> Any:
-    return concatenate(0, *map(np.atleast_2d, tup))
-
-
-@_own(np.hstack)
-def _hstack(tup: Sequence[Any]) -> Any:
-    arrays = [np.atleast_1d(a) for a in tup]
-    return concatenate(0 if arrays[0].ndim == 1 else 1, *arrays)
-
-
-@_own(np.column_stack)
-def _column_stack(tup: Sequence[Any]) -> Any:
-    return concatenate(1, *(np.expand_dims(a, 1) if np.ndim(a) == 1 else a for a in tup))
-
-
-@_own(np.append)
-def _append(arr: Any, values: Any, axis: int | None = None) -> Any:
-    return _concatenate((arr, values), axis)
 
 
 @_own(np.einsum)

@@ -77,7 +77,7 @@ class Backward:
 
     def _followed(self, inputs: Sequence[Array], cotangents: Sequence[Array]) -> Sequence[Array]:
         def run(*boxes: Any) -> list[Any]:
-            locals_ = list(inputs)
+            locals_ = [as_local(x) for x in inputs]
             for i, box in zip(self.wrt, boxes, strict=True):
                 locals_[i] = box
             args, kwargs = self._bound(locals_)
@@ -135,8 +135,8 @@ def _like(g: Any, x: Array, factor: float) -> Array:
         return np.zeros(np.shape(x), np.result_type(x))
     if np.shape(g) != np.shape(x):  # autograd's rules for some functions forget to sum over what was broadcast
         g = unbroadcast(g, anp.metadata(x))
-    if np.iscomplexobj(g) and not np.iscomplexobj(x):
-        g = np.real(g)
+    if anp.iscomplexobj(g) and not anp.iscomplexobj(x):
+        g = anp.real(g)
     g = cast(as_local(g) if isinstance(g, (np.ndarray, np.generic, float)) else g, np.result_type(x))
     g = g if factor == 1 else g * factor
     return g.view(np.ndarray) if isinstance(g, LocalArray) else g

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from autograd.extend import VSpace, defvjp, primitive
+from autograd.extend import VSpace, defvjp
 from autograd.tracer import getval
 
 from daskmesh.dtensor import DTensor
 from daskmesh.graph import Local
 from daskmesh.layout import Coord, Layout
 from daskmesh.moves import moved, reduced
+from daskmesh.routes import primitive
 
 __all__ = ["DTensorVSpace", "cast", "made", "relaid", "unit", "whole"]
 

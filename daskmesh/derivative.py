@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from autograd.extend import defvjp_argnums, primitive
+from autograd.extend import defvjp_argnums
 from autograd.tracer import getval, isbox
 
 from daskmesh.backward import Backward
@@ -30,6 +30,7 @@ from daskmesh.layout import Layout
 from daskmesh.mapping import Mapped, argument_names, held_by
 from daskmesh.placement import Partial, Placement, Replicate, Shard
 from daskmesh.regions import Out, Region
+from daskmesh.routes import primitive
 from daskmesh.running import Declared
 from daskmesh.trees import LEAF, Tree, build, flatten, leaves_along
 
@@ -54,7 +55,8 @@ def _region(record: _Record, *values: DTensor) -> Any:
 
 
 def _pulling(argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[Any], Any]:
-    record, *values = args
+    record: _Record = args[0]
+    values = args[1:]
     outputs = [ans] if len(record.outs) == 1 else [ans[k] for k in range(len(record.outs))]
 
     def pull(g: Any) -> tuple[Any, ...]:
@@ -144,7 +146,8 @@ class _Record:
         """The layout of the cotangent of input `i` as the ranks return it, its factor, and what of that the user declared."""
         layout = region.call.layouts[i]
         declared = region.in_grad_placements[i] if region.in_grad_placements is not None else None
-        factor, placed = 1.0, []
+        factor = 1.0
+        placed: list[Placement] = []
         for m, p in enumerate(layout.placements):
             said = declared[m] if declared is not None else Replicate()
             if isinstance(p, Shard):

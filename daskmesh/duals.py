@@ -20,14 +20,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from autograd.extend import defvjp, defvjp_argnums, primitive
+from autograd.extend import defvjp, defvjp_argnums
 from autograd.tracer import getval
 
 from daskmesh import collectives
 from daskmesh.gang import current_gang
 from daskmesh.halo import halo_settings
 from daskmesh.layout import split_sizes
-from daskmesh.routes import refuse
+from daskmesh.routes import primitive, refuse
 from daskmesh.tape import as_local, cast
 
 __all__ = ["together"]

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from autograd.extend import defvjp, primitive
+from autograd.extend import defvjp
 from autograd.tracer import getval
 
 from daskmesh.algebra import Flow
@@ -26,7 +26,7 @@ from daskmesh.dtensor import DTensor
 from daskmesh.layout import Coord, Layout
 from daskmesh.ops.kinds import operand, prepare
 from daskmesh.placement import Partial, Placement, Replicate, Shard
-from daskmesh.routes import refuse
+from daskmesh.routes import primitive, refuse
 from daskmesh.rules import Signature
 
 __all__ = ["item"]
@@ -163,7 +163,7 @@ def _scattered(g: DTensor, layout: Layout, dims: tuple[int, ...], *indices: Any)
     width = max(a.ndim for a in indices)
     lead = tuple(f"b{i}" for i in range(width))
     kept = [d for d in range(layout.ndim) if d not in dims]
-    labels = (*lead, *kept)
+    labels: tuple[Any, ...] = (*lead, *kept)
     shape = g.shape[:width]
     each = [tuple(x if n == s else None for x, n, s in zip(lead[width - a.ndim :], a.shape, shape[width - a.ndim :], strict=True))
             for a in indices]  # fmt: skip
@@ -212,7 +212,7 @@ def _gathered(gg: Any, layout: Layout, dims: tuple[int, ...], indices: Sequence[
     key: list[Any] = [slice(None)] * layout.ndim
     for d, index in zip(dims, indices, strict=True):
         key[d] = index
-    g = item(gg, tuple(key))
+    g: Any = item(gg, tuple(key))
     width = max(a.ndim for a in indices)
     first = dims[0] if dims == tuple(range(dims[0], dims[0] + len(dims))) else 0
     return np.moveaxis(g, tuple(range(first, first + width)), tuple(range(width))) if first else g

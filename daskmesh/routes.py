@@ -10,20 +10,27 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 import autograd.numpy as anp
 import numpy as np
+from autograd.extend import primitive as _primitive
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, isbox
 
-__all__ = ["Followed", "refuse"]
+__all__ = ["Followed", "composes", "primitive", "refuse"]
 
 Array = Any
+F = TypeVar("F", bound=Callable[..., Any])
 _WAY_OUT = (
     "write it with functions that autograd follows, take it out of the differentiated part, or put it into a LocalLayer with a "
     "backward(self, *grads) of your own"
 )
+
+
+def primitive(func: F) -> F:
+    """autograd's decorator of functions that are recorded as one step."""
+    return cast(F, _primitive(func))
 
 
 def refuse(what: str) -> NoReturn:
@@ -46,7 +53,9 @@ _AUTOGRAD = _autograds()
 _COMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def _composes(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def composes(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function, written with others, in the table under the NumPy functions that it stands for."""
+
     def enter(f: Callable[..., Any]) -> Callable[..., Any]:
         _COMPOSED.update(dict.fromkeys(functions, f))
         return f
@@ -210,7 +219,7 @@ _REDUCING: dict[np.ufunc, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@_composes(np.where)
+@composes(np.where)
 def _where(condition: Any, *values: Any) -> Any:
     if len(values) != 2:
         return anp.where(condition, *values)
@@ -220,7 +229,7 @@ def _where(condition: Any, *values: Any) -> Any:
     return anp.where(condition, *full)
 
 
-@_composes(np.clip)
+@composes(np.clip)
 def _clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
     low = a_min if min is None else min
     high = a_max if max is None else max
@@ -230,7 +239,7 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max:
     return np.where(np.logical_and(a >= low, a <= high), a, np.clip(getval(a), low, high))
 
 
-@_composes(np.take)
+@composes(np.take)
 def _take(a: Any, indices: Any, axis: int | None = None, **unknown: Any) -> Any:
     if unknown:
         refuse(f"np.take({', '.join(unknown)}=...)")
@@ -240,19 +249,19 @@ def _take(a: Any, indices: Any, axis: int | None = None, **unknown: Any) -> Any:
     return a[(*(slice(None),) * (axis % np.ndim(a)), indices)]
 
 
-@_composes(np.flip)
+@composes(np.flip)
 def _flip(m: Any, axis: Any = None) -> Any:
     axes = range(np.ndim(m)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     backwards = {d % np.ndim(m) for d in axes}
     return m[tuple(slice(None, None, -1) if d in backwards else slice(None) for d in range(np.ndim(m)))]
 
 
-@_composes(np.ptp)
+@composes(np.ptp)
 def _ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
     return np.max(a, axis=axis, keepdims=keepdims) - np.min(a, axis=axis, keepdims=keepdims)
 
 
-@_composes(np.average)
+@composes(np.average)
 def _average(a: Any, axis: Any = None, weights: Any = None) -> Any:
     if weights is None:
         return np.mean(a, axis=axis)
@@ -261,72 +270,67 @@ def _average(a: Any, axis: Any = None, weights: Any = None) -> Any:
     return np.sum(a * weights, axis=axis) / np.sum(weights * np.ones(np.shape(a)), axis=axis)
 
 
-@_composes(np.broadcast_to)
+@composes(np.broadcast_to)
 def _broadcast_to(array: Any, shape: Any) -> Any:
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     lead = len(shape) - np.ndim(array)
     return anp.broadcast_to(anp.reshape(array, (1,) * lead + np.shape(array)) if lead else array, shape)
 
 
-@_composes(np.vdot)
+@composes(np.vdot)
 def _vdot(a: Any, b: Any) -> Any:
     return np.sum(np.ravel(np.conj(a)) * np.ravel(b))
 
 
-@_composes(np.vecdot)
+@composes(np.vecdot)
 def _vecdot(a: Any, b: Any) -> Any:
     return np.sum(np.conj(a) * b, axis=-1)
 
 
-@_composes(np.positive)
+@composes(np.positive)
 def _same(x: Any) -> Any:
     return x
 
 
-@_composes(np.copy)
+@composes(np.copy)
 def _copied(a: Any) -> Any:
     return a
 
 
-@_composes(np.cbrt)
+@composes(np.cbrt)
 def _cbrt(x: Any) -> Any:
     return np.sign(x) * np.abs(x) ** (1 / 3)
 
 
-@_composes(np.float_power)
+@composes(np.float_power)
 def _float_power(x: Any, y: Any) -> Any:
     return np.power(x, y)
 
 
-@_composes(np.dstack)
-def _dstack(arrays: Any) -> Any:
-    return np.concatenate([np.atleast_3d(a) for a in arrays], axis=2)
-
-
-@_composes(np.nansum)
+@composes(np.nansum)
 def _nansum(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
     return np.sum(np.where(np.isnan(a), 0.0, a), axis=axis, keepdims=keepdims)
 
 
-@_composes(np.nanmean)
+@composes(np.nanmean)
 def _nanmean(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
     count = np.sum(np.logical_not(np.isnan(a)), axis=axis, keepdims=keepdims)
     return _nansum(a, axis, keepdims) / count
 
 
-@_composes(np.matrix_transpose)
+@composes(np.matrix_transpose)
 def _matrix_transpose(x: Any) -> Any:
     return np.swapaxes(x, -1, -2)
 
 
-@_composes(np.take_along_axis)
+@composes(np.take_along_axis)
 def _take_along_axis(arr: Any, indices: Any, axis: int = -1) -> Any:
     grid: list[Any] = list(np.ogrid[tuple(map(slice, np.shape(indices)))])
     grid[axis] = indices
     return arr[tuple(grid)]
 
 
-@_composes(np.diagonal)
+@composes(np.diagonal)
 def _diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     a = np.moveaxis(a, (axis1, axis2), (-2, -1))
     first, second = max(-offset, 0), max(offset, 0)
@@ -334,6 +338,6 @@ def _diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     return a[..., at + first, at + second]
 
 
-@_composes(np.linalg.multi_dot)
+@composes(np.linalg.multi_dot)
 def _multi_dot(arrays: Any) -> Any:
     return list(itertools.accumulate(arrays, np.dot))[-1]

@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 from autograd.core import add_outgrads, toposort
-from autograd.extend import VJPNode, VSpace, defvjp, primitive
+from autograd.extend import VJPNode, VSpace, defvjp
 from autograd.numpy.numpy_vspaces import ArrayVSpace, ComplexArrayVSpace
 from autograd.tracer import isbox, new_box
 
+from daskmesh import joins as _joins  # noqa: F401  fills the table of routes
 from daskmesh.gang import CURRENT_GANG
-from daskmesh.routes import Followed, refuse
+from daskmesh.routes import Followed, primitive, refuse
 
 __all__ = ["LocalArray", "LocalBox", "Tape", "as_local", "cast", "followed"]
 
@@ -50,6 +51,10 @@ class LocalArray(np.ndarray[Any, Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return as_local(super().__getitem__(index))
+
+    def dot(self, other: Any, out: Any = None) -> Any:
+        """``np.dot``, which asks `other` first."""
+        return np.dot(self, other) if out is None else np.dot(self, other, out)
 
 
 def as_local(value: Any) -> Any:

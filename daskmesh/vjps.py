@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from autograd.core import primitive_vjps
-from autograd.extend import defvjp, defvjp_argnum, defvjp_argnums, primitive
+from autograd.extend import defvjp, defvjp_argnum, defvjp_argnums
 from autograd.numpy import numpy_wrapper as anp
 from autograd.numpy.numpy_vjps import tensordot_vjp_0, tensordot_vjp_1, unbroadcast, unbroadcast_f
 from autograd.tracer import getval
@@ -25,10 +25,10 @@ from daskmesh.graph import Local
 from daskmesh.layout import Coord, Layout
 from daskmesh.ops.contractions import spelled_out
 from daskmesh.ops.kinds import prepare
-from daskmesh.routes import refuse
+from daskmesh.routes import primitive, refuse
 from daskmesh.rules import broadcasting
 
-__all__ = ["concatenate", "contract", "spread"]
+__all__ = ["contract", "spread"]
 
 Array = Any
 Axes = tuple[int, ...]
@@ -222,23 +222,6 @@ for _primitive, _make in (
     _for_dtensors(_primitive, _make)
 
 
-@primitive
-def concatenate(axis: int, *arrays: Any) -> DTensor:
-    """``np.concatenate(arrays, axis)``: autograd's own asks the result for a view."""
-    return np.concatenate(arrays, axis)
-
-
-def _part_of(argnum: int, ans: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[Any], Any]:
-    axis, arrays = args[0], args[1:]
-    sizes = [np.shape(a)[axis] for a in arrays[:argnum]]
-    key = [slice(None)] * ans.ndim
-    key[axis] = slice(sum(sizes[:-1]), sum(sizes))
-    return lambda g: g[tuple(key)]
-
-
-defvjp_argnum(concatenate, _part_of)
-
-
 # -- contractions ---------------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +236,7 @@ def _dot(argnum: int, ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 @primitive
 def contract(text: str, *arrays: Any) -> DTensor:
     """``np.einsum`` of subscripts that are spelled out, letters only."""
-    return np.einsum(text, *arrays)
+    return np.einsum(text, *arrays)  # type: ignore[no-any-return]
 
 
 def _contract(argnum: int, ans: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[Any], Any]:
