@@ -23,6 +23,7 @@ import daskmesh as dm
 from daskmesh import array_api
 from daskmesh.array_api import namespace, spread
 from daskmesh.placement import Partial, Placement, Replicate, Shard
+from daskmesh.testing import assert_bytes_moved
 
 pytestmark = pytest.mark.cluster
 
@@ -242,6 +243,24 @@ def test_functions_of_a_matrix(name: str, mesh: Any) -> None:
         same(call(namespace(mesh), x.sharded), call(strict, x.plain), rtol=1e-12)
 
     check()
+
+
+COMPUTING = {"mask", "nonzero", "unique", "unique_inverse"}  # sizes that depend on values
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize("name", AXES)
+def test_nothing_is_computed_unasked_and_nothing_moves_unsaid(name: str, mesh: Any) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("something was computed")
+
+    dtype = {"f": "float64", "i": "int64", "c": "complex128"}[AXES[name][0].replace("b", "")[0]]
+    xp = namespace(mesh)
+    x = xp.asarray(_values(np.random.default_rng(0), (7, 5), dtype))
+    with dask.config.set({} if name in COMPUTING else {"scheduler": refuse}):
+        results = AXES[name][1](xp, x)
+    for y in results:
+        assert_bytes_moved(y)
 
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
