@@ -98,14 +98,10 @@ def _bounded(indices: Any, n: int, d: int, mode: str) -> Any:
 
 
 @implements(np.take)
-def take(a: Any, indices: Any, axis: int | None = None, out: None = None, mode: str = "raise") -> DTensor:
+def take(a: DTensor, indices: Any, axis: int | None = None, out: None = None, mode: str = "raise") -> DTensor:
     """Elements along a dim, by an array of indices; see `getitem`."""
     if out is not None:
         raise TypeError("np.take(out=...): a DTensor is no buffer; write y = np.take(...)")
-    if not isinstance(a, DTensor):
-        a = np.asarray(a)
-        d = normalize_axis_index(0 if axis is None else axis, max(a.ndim, 1))
-        return _taken_from_plain(a.reshape(-1) if axis is None else a, _bounded(indices, max(a.shape[d : d + 1], default=1), d, mode), d)
     x = _np.ravel(a) if axis is None else a
     d = normalize_axis_index(0 if axis is None else axis, x.ndim)
     index = _bounded(indices, x.shape[d], d, mode)
@@ -114,14 +110,6 @@ def take(a: Any, indices: Any, axis: int | None = None, out: None = None, mode: 
     if index.ndim == 0:
         return getitem(x, (*(slice(None),) * d, int(index)))
     return picked(x, [d], [index], d, "take")
-
-
-def _taken_from_plain(a: Array, index: DTensor, d: int) -> DTensor:
-    """From a plain array, whole on every rank; the result is cut as the indices are."""
-    own = tuple("picked" if i == d else i for i in range(a.ndim))
-    new = tuple(f"index {k}" for k in range(index.ndim))
-    signature = Signature((own, new), (*own[:d], *new, *own[d + 1 :]), None, (), frozenset({"picked"}))
-    return record(np.take, signature, (a, index), a.dtype, {"axis": d})
 
 
 @implements(np.take_along_axis)

@@ -1,0 +1,399 @@
+"""Random numbers that do not depend on the mesh: a function of the seed, the number of the call and the place in the whole array.
+
+The whole array is cut into *tiles* of at most 65,536 elements, about as long along every dim; the cut follows from the shape alone.
+Each tile has a bit generator of its own, seeded with (seed, call, tile), so a rank draws just the tiles that its box meets::
+
+    shape (600, 500), tiles of (256, 256)        box of rank 1 of Shard(1) on 2 ranks
+    0 1                                          . 1      columns 250 to 499: of tile 0 it draws all and keeps 6 columns
+    2 3                                          2 3
+    4 5
+
+Cost: that of NumPy's own generator for the tiles met, plus some 15 microseconds a tile. A box much longer than a tile along each dim
+that is cut wastes little; parts narrower than a tile each draw the whole tiles that they share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from daskmesh.creation import from_callback
+from daskmesh.dtensor import DTensor
+from daskmesh.layout import Box
+from daskmesh.mesh import ProcessMesh
+from daskmesh.moves import reduced
+
+__all__ = ["Generator", "default_rng"]
+
+Array = Any
+Shape = tuple[int, ...]
+_np: Any = np
+
+TILE_SIZE = 2**16
+_WHOLE_PERMUTATION = 2**20  # up to so many elements, every rank shuffles all of them
+_ROUNDS = 12
+_CHILD, _CALL = 0, 1
+
+
+class _Stream(NamedTuple):
+    """The seed of one call."""
+
+    entropy: Any
+    key: Shape
+
+    def generator(self, tile: int = 0) -> np.random.Generator:
+        """NumPy's generator for one tile."""
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.entropy, spawn_key=(*self.key, tile))))
+
+
+@lru_cache(1024)
+def tile_shape(shape: Shape) -> Shape:
+    """Sizes of the tiles of an array: powers of two, as equal as they can be, at most `TILE_SIZE` elements.
+
+    Examples
+    --------
+    >>> from daskmesh.random import tile_shape
+    >>> tile_shape((600, 500)), tile_shape((10**6,)), tile_shape((3, 10**6))
+    ((256, 256), (65536,), (4, 16384))
+    """
+    sizes = [1] * len(shape)
+    while True:
+        short = [d for d, n in enumerate(shape) if sizes[d] < n]
+        if not short or 2 * math.prod(sizes) > TILE_SIZE:
+            return tuple(sizes)
+        sizes[min(short, key=lambda d: (sizes[d], -d))] *= 2
+
+
+def _draw(
+    stream: _Stream, method: str, shape: Shape, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: Any, box: Box
+) -> Array:
+    """The numbers in a box of an array of `shape`."""
+    tile = tile_shape(shape)
+    grid = tuple(-(-n // t) for n, t in zip(shape, tile, strict=True))
+    out = np.empty(tuple(b.stop - b.start for b in box), dtype)
+    if not out.size:
+        return out
+    met = (range(b.start // t, -(-b.stop // t)) for b, t in zip(box, tile, strict=True))
+    for at in itertools.product(*met):
+        number = 0
+        for i, n in zip(at, grid, strict=True):
+            number = number * n + i
+        whole = tuple(slice(i * t, min((i + 1) * t, n)) for i, t, n in zip(at, tile, shape, strict=True))
+        given = [np.broadcast_to(a, shape)[whole] if np.ndim(a) else a for a in args]
+        size = tuple(s.stop - s.start for s in whole)
+        drawn = getattr(stream.generator(number), method)(*given, size=size, **kwargs)
+        both = [slice(max(s.start, b.start), min(s.stop, b.stop)) for s, b in zip(whole, box, strict=True)]
+        src = tuple(slice(c.start - s.start, c.stop - s.start) for c, s in zip(both, whole, strict=True))
+        dst = tuple(slice(c.start - b.start, c.stop - b.start) for c, b in zip(both, box, strict=True))
+        out[dst] = drawn[src]
+    return out
+
+
+def default_rng(seed: Any = None) -> Generator:
+    """A generator of random DTensors; the same numbers whatever the mesh and the placements.
+
+    Parameters
+    ----------
+    seed : None, int, sequence of int, SeedSequence or Generator
+        As ``numpy.random.default_rng`` takes it; None for fresh entropy of the system.
+
+    Returns
+    -------
+    Generator
+
+    Notes
+    -----
+    The numbers are not those of ``numpy.random.default_rng(seed)``, for these depend on the order in which they are drawn.
+
+    **Communication**: none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskmesh as dm
+    >>> mesh = dm.init_mesh(2, ["x"])
+    >>> a = dm.random.default_rng(7).random((4, 3), mesh=mesh, placements=[dm.Shard(0)])
+    >>> b = dm.random.default_rng(7).random((4, 3), mesh=mesh, placements=[dm.Shard(1)])
+    >>> bool(np.all(a == b))
+    True
+    """
+    if isinstance(seed, Generator):
+        return seed
+    sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    return Generator(sequence.entropy, tuple(sequence.spawn_key))
+
+
+class Generator:
+    """Random DTensors; made by `default_rng`.
+
+    The methods are those of NumPy's ``Generator``, with ``mesh=`` and ``placements=`` besides. Parameters are numbers or NumPy
+    arrays that broadcast to the size. Successive calls differ; the sequence of calls decides, not the mesh.
+
+    **Communication**: none; each rank draws its own box.
+
+    Examples
+    --------
+    >>> import daskmesh as dm
+    >>> rng = dm.random.default_rng(0)
+    >>> rng.integers(10, size=4, mesh=dm.init_mesh(2, ["x"]), placements=[dm.Shard(0)]).shape
+    (4,)
+    """
+
+    def __init__(self, entropy: Any, key: Shape = ()) -> None:
+        self._entropy = entropy if isinstance(entropy, int) else tuple(int(e) for e in entropy)
+        self._key = key
+        self._calls = 0
+        self._children = 0
+
+    def __repr__(self) -> str:
+        return f"Generator(entropy={self._entropy}, key={self._key}, calls={self._calls})"
+
+    def spawn(self, n_children: int) -> list[Generator]:
+        """Generators of their own, independent of this one and of each other."""
+        first = self._children
+        self._children += operator.index(n_children)
+        return [Generator(self._entropy, (*self._key, _CHILD, first + i)) for i in range(n_children)]
+
+    def _next(self) -> _Stream:
+        self._calls += 1
+        return _Stream(self._entropy, (*self._key, _CALL, self._calls))
+
+    def _drawn(
+        self, method: str, args: tuple[Any, ...], size: Any, mesh: ProcessMesh, placements: Any, kwargs: Mapping[str, Any] | None = None
+    ) -> DTensor:
+        for a in args:
+            if isinstance(a, DTensor):
+                raise TypeError(f"{method}: a parameter is a DTensor; give numbers or NumPy arrays that broadcast to the size")
+        args = tuple(np.asarray(a) if np.ndim(a) else a for a in args)
+        shape = np.broadcast_shapes(*map(np.shape, args)) if size is None else _shape(size)
+        if np.broadcast_shapes(shape, *map(np.shape, args)) != shape:
+            raise ValueError(f"{method}: parameters of shapes {[np.shape(a) for a in args]} do not broadcast to the size {shape}")
+        kwargs = kwargs or {}
+        # NumPy itself says what the parameters must be, and of what dtype the numbers are.
+        dtype = np.asarray(getattr(np.random.default_rng(0), method)(*args, **kwargs)).dtype
+        return from_callback(shape, dtype, mesh, placements, partial(_draw, self._next(), method, shape, args, kwargs, dtype))
+
+    # -- the methods whose arguments are their own ----------------------------------------------------------------------
+
+    def random(self, size: Any = None, dtype: Any = np.float64, *, mesh: ProcessMesh, placements: Any = ()) -> DTensor:
+        """Floats, uniform in [0, 1)."""
+        return self._drawn("random", (), size, mesh, placements, {"dtype": np.dtype(dtype)})
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, *, mesh: ProcessMesh, placements: Any = ()) -> DTensor:
+        """The normal distribution of mean 0 and deviation 1."""
+        return self._drawn("standard_normal", (), size, mesh, placements, {"dtype": np.dtype(dtype)})
+
+    def standard_exponential(
+        self, size: Any = None, dtype: Any = np.float64, method: str = "zig", *, mesh: ProcessMesh, placements: Any = ()
+    ) -> DTensor:
+        """The exponential distribution of scale 1."""
+        return self._drawn("standard_exponential", (), size, mesh, placements, {"dtype": np.dtype(dtype), "method": method})
+
+    def standard_gamma(
+        self, shape: Any, size: Any = None, dtype: Any = np.float64, *, mesh: ProcessMesh, placements: Any = ()
+    ) -> DTensor:
+        """The gamma distribution of scale 1."""
+        return self._drawn("standard_gamma", (shape,), size, mesh, placements, {"dtype": np.dtype(dtype)})
+
+    def integers(
+        self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64, endpoint: bool = False, *,
+        mesh: ProcessMesh, placements: Any = (),
+    ) -> DTensor:  # fmt: skip
+        """Integers from `low` to below `high`, or to `high` with `endpoint`; from 0 to below `low` without `high`."""
+        low, high = (0, low) if high is None else (low, high)
+        return self._drawn("integers", (low, high), size, mesh, placements, {"dtype": np.dtype(dtype), "endpoint": endpoint})
+
+    # -- order and choice -----------------------------------------------------------------------------------------------
+
+    def permutation(self, x: Any, axis: int = 0, *, mesh: ProcessMesh | None = None, placements: Any = ()) -> DTensor:
+        """The numbers below `x` in random order; or a DTensor with its slices along `axis` in random order.
+
+        **Communication**: none for a number; for a DTensor each slice goes once to each rank that gets it.
+        """
+        if isinstance(x, DTensor):
+            return _np.take(x, self._order(x.shape[axis]), axis=axis)  # type: ignore[no-any-return]
+        if mesh is None:
+            raise TypeError("permutation(x): give mesh=, on which the result is to lie, or a DTensor x")
+        if np.ndim(x):
+            x = np.asarray(x)
+            order = self._order(x.shape[axis])
+            return from_callback(x.shape, x.dtype, mesh, placements, partial(_box_of, np.take(x, order, axis=axis)))
+        n = operator.index(x)
+        return from_callback((n,), np.int64, mesh, placements, partial(_permuted, self._next(), n))
+
+    def _order(self, n: int) -> Array:
+        return _permuted(self._next(), n, (slice(0, n),))
+
+    def shuffle(self, x: DTensor, axis: int = 0) -> None:
+        """Put the slices of `x` along `axis` in random order behind the same handle; its layout stays.
+
+        **Communication**: that of `permutation`, and back to the layout of `x`.
+        """
+        if not isinstance(x, DTensor):
+            raise TypeError(f"shuffle(x): expected a DTensor, got {type(x).__name__}; NumPy's own generator shuffles plain arrays")
+        x._rebind(self.permutation(x, axis))
+
+    def permuted(self, x: DTensor, *, axis: int | None = None) -> DTensor:
+        """`x` with the elements along `axis` in random order, each line in an order of its own; all of them with None.
+
+        **Communication**: a cut `axis` is gathered.
+        """
+        if not isinstance(x, DTensor):
+            raise TypeError(f"permuted(x): expected a DTensor, got {type(x).__name__}")
+        if axis is None:
+            flat = _np.ravel(x)
+            return _np.reshape(_np.take(flat, self._order(flat.size)), x.shape)  # type: ignore[no-any-return]
+        keys = self.random(x.shape, mesh=x.process_mesh, placements=reduced(x.placements))
+        return _np.take_along_axis(x, _np.argsort(keys, axis=axis), axis)  # type: ignore[no-any-return]
+
+    def choice(
+        self, a: Any, size: Any = None, replace: bool = True, p: Any = None, axis: int = 0, shuffle: bool = True, *,
+        mesh: ProcessMesh, placements: Any = (),
+    ) -> DTensor:  # fmt: skip
+        """Elements of `a`, or numbers below it, with or without replacement.
+
+        **Communication**: none for a number or a plain array; the dim `axis` of a DTensor is gathered if it is cut.
+        """
+        n = operator.index(a) if np.ndim(a) == 0 and not isinstance(a, DTensor) else np.shape(a)[axis]
+        shape = () if size is None else _shape(size)
+        count = math.prod(shape)
+        if not n and count:
+            raise ValueError("a cannot be empty unless no samples are taken")
+        if not replace and count > n:
+            raise ValueError("Cannot take a larger sample than population when replace is False")
+        weights = None if p is None else _weights(p, n)
+        if weights is not None and replace:
+            limits = np.cumsum(weights)
+            draw = partial(_weighted, self._next(), shape, limits / limits[-1])
+        elif weights is not None:
+            draw = partial(_chosen, self._next(), shape, n, weights)
+        elif replace:
+            stream, kwargs = self._next(), {"dtype": np.dtype(np.int64)}
+            draw = partial(_draw, stream, "integers", shape, (0, max(n, 1)), kwargs, np.int64)
+        else:
+            draw = partial(_first_of_permutation, self._next(), shape, n)
+        index = from_callback(shape, np.int64, mesh, placements, draw)
+        if np.ndim(a) == 0 and not isinstance(a, DTensor):
+            return index
+        if not isinstance(a, DTensor):
+            a = np.asarray(a)
+            a = from_callback(a.shape, a.dtype, mesh, (), partial(_box_of, a))
+        return _np.take(a, index, axis=axis)  # type: ignore[no-any-return]
+
+
+def _plain(name: str, defaults: Mapping[str, Any]) -> Callable[..., DTensor]:
+    """A method whose parameters all broadcast to the size."""
+
+    def method(self: Generator, *args: Any, mesh: ProcessMesh, placements: Any = (), **kwargs: Any) -> DTensor:
+        names = [*defaults, "size"]
+        if len(args) > len(names) or not kwargs.keys() <= set(names[len(args) :]):
+            raise TypeError(f"{name} takes {names}, mesh= and placements=; got {len(args)} positional and {sorted(kwargs)}")
+        given = {**defaults, "size": None, **dict(zip(names, args, strict=False)), **kwargs}
+        missing = [k for k, v in given.items() if v is _REQUIRED]
+        if missing:
+            raise TypeError(f"{name}: the argument {missing[0]!r} is missing")
+        size = given.pop("size")
+        return self._drawn(name, tuple(given.values()), size, mesh, placements)
+
+    method.__name__ = name
+    method.__qualname__ = f"Generator.{name}"
+    shown = ", ".join(k if v is _REQUIRED else f"{k}={v}" for k, v in defaults.items())
+    method.__doc__ = f"NumPy's ``{name}({shown}, size=None)``, as a DTensor."
+    return method
+
+
+_REQUIRED: Any = object()
+_R = _REQUIRED
+for _name, _defaults in {
+    "uniform": {"low": 0.0, "high": 1.0}, "normal": {"loc": 0.0, "scale": 1.0}, "exponential": {"scale": 1.0},
+    "gamma": {"shape": _R, "scale": 1.0}, "beta": {"a": _R, "b": _R}, "binomial": {"n": _R, "p": _R}, "poisson": {"lam": 1.0},
+    "lognormal": {"mean": 0.0, "sigma": 1.0}, "chisquare": {"df": _R}, "f": {"dfnum": _R, "dfden": _R}, "geometric": {"p": _R},
+    "gumbel": {"loc": 0.0, "scale": 1.0}, "hypergeometric": {"ngood": _R, "nbad": _R, "nsample": _R},
+    "laplace": {"loc": 0.0, "scale": 1.0}, "logistic": {"loc": 0.0, "scale": 1.0}, "logseries": {"p": _R},
+    "negative_binomial": {"n": _R, "p": _R}, "noncentral_chisquare": {"df": _R, "nonc": _R},
+    "noncentral_f": {"dfnum": _R, "dfden": _R, "nonc": _R}, "pareto": {"a": _R}, "power": {"a": _R}, "rayleigh": {"scale": 1.0},
+    "standard_cauchy": {}, "standard_t": {"df": _R}, "triangular": {"left": _R, "mode": _R, "right": _R},
+    "vonmises": {"mu": _R, "kappa": _R}, "wald": {"mean": _R, "scale": _R}, "weibull": {"a": _R}, "zipf": {"a": _R},
+}.items():  # fmt: skip
+    setattr(Generator, _name, _plain(_name, _defaults))
+
+
+def _shape(size: Any) -> Shape:
+    return (operator.index(size),) if isinstance(size, (int, np.integer)) else tuple(operator.index(n) for n in size)
+
+
+def _weights(p: Any, n: int) -> Array:
+    weights = np.asarray(p, np.float64)
+    if weights.shape != (n,):
+        raise ValueError(f"choice(p): {weights.shape} probabilities for {n} elements")
+    if np.any(weights < 0) or not abs(weights.sum() - 1) <= 1e-8:
+        raise ValueError("choice(p): probabilities must not be negative and must sum to 1")
+    return weights
+
+
+def _box_of(array: Array, box: Box) -> Array:
+    return array[box]
+
+
+def _weighted(stream: _Stream, shape: Shape, limits: Array, box: Box) -> Array:
+    uniform = _draw(stream, "random", shape, (), {}, np.float64, box)
+    return np.searchsorted(limits, uniform, side="right")
+
+
+def _chosen(stream: _Stream, shape: Shape, n: int, weights: Array, box: Box) -> Array:
+    """Without replacement the elements depend on each other: every rank draws them all."""
+    return np.asarray(stream.generator().choice(n, size=shape, replace=False, p=weights))[box]
+
+
+def _first_of_permutation(stream: _Stream, shape: Shape, n: int, box: Box) -> Array:
+    extent = tuple(b.stop - b.start for b in box)
+    flat = np.zeros((1,) * len(shape), np.int64)
+    for d, b in enumerate(box):
+        flat = flat * shape[d] + np.arange(b.start, b.stop).reshape((-1,) + (1,) * (len(shape) - 1 - d))
+    return _places(stream, n, flat.reshape(-1)).reshape(extent)
+
+
+def _permuted(stream: _Stream, n: int, box: Box) -> Array:
+    return _places(stream, n, np.arange(box[0].start, box[0].stop))
+
+
+def _places(stream: _Stream, n: int, index: Array) -> Array:
+    """The elements number `index` of a random permutation of n.
+
+    Short ones are shuffled whole. For a long one each element is worked out by itself, by a Feistel network over pairs (i, j)
+    that number a few more elements than n: a round adds to one half a number that depends on the other, which can be undone, so the
+    network is a permutation of the pairs. Where it leads beyond n, it is followed on until it leads back.
+    """
+    rng = stream.generator()
+    if n <= _WHOLE_PERMUTATION:
+        return rng.permutation(n)[index]
+    rows = math.isqrt(n - 1) + 1
+    columns = -(-n // rows)
+    keys = rng.integers(0, 2**64, size=_ROUNDS, dtype=np.uint64)
+    out = _network(index.astype(np.uint64), rows, columns, keys)
+    while (beyond := np.flatnonzero(out >= n)).size:
+        out[beyond] = _network(out[beyond], rows, columns, keys)
+    return out.astype(np.int64)
+
+
+def _network(at: Array, rows: int, columns: int, keys: Array) -> Array:
+    i, j = at // np.uint64(columns), at % np.uint64(columns)
+    for round_, key in enumerate(keys):
+        if round_ % 2:
+            j = (j + _mixed(i + key) % np.uint64(columns)) % np.uint64(columns)
+        else:
+            i = (i + _mixed(j + key) % np.uint64(rows)) % np.uint64(rows)
+    return i * np.uint64(columns) + j
+
+
+def _mixed(x: Array) -> Array:
+    """The finaliser of splitmix64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
