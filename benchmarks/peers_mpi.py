@@ -1,0 +1,122 @@
+"""The programs by hand with mpi4py, on the same kernels: ``mpiexec -n 2 python peers_mpi.py NAME SIZES ROUNDS``.
+
+Prints a line of JSON: the seconds of each round, and the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import workloads
+from mpi4py import MPI
+
+COMM = MPI.COMM_WORLD
+RANK = COMM.rank
+ABOVE = RANK - 1 if RANK else MPI.PROC_NULL
+BELOW = RANK + 1 if RANK < COMM.size - 1 else MPI.PROC_NULL
+
+
+def halos(u: Any) -> None:
+    """Fill the first and the last row of a padded array from the neighbours."""
+    COMM.Sendrecv(u[1], ABOVE, recvbuf=u[-1], source=BELOW)
+    COMM.Sendrecv(u[-2], BELOW, recvbuf=u[0], source=ABOVE)
+
+
+def summed(x: Any) -> Any:
+    """All-reduce."""
+    term, out = np.asarray(x), np.empty_like(x)
+    COMM.Allreduce(term, out)
+    return out[()]
+
+
+def jacobi(f: Any, sweeps: int) -> Any:
+    """Two rows to each neighbour and one number to all, each sweep."""
+    u = np.zeros((f.shape[0] + 2, f.shape[1] + 2))
+    new, norms = u.copy(), np.empty(sweeps)
+    for turn in range(sweeps):
+        halos(u)
+        norms[turn] = summed(workloads.jacobi.sweep(u, new, f)) ** 0.5
+        u, new = new, u
+    return norms
+
+
+def cg(b: Any, turns: int) -> Any:
+    """The same with two numbers to all."""
+    padded = np.zeros((b.shape[0] + 2, b.shape[1] + 2))
+    p = padded[1:-1, 1:-1]
+    x, r, ap = np.zeros_like(b), b.copy(), np.empty_like(b)
+    p[...] = b
+    norms = [summed(np.vdot(r, r))]
+    for _ in range(turns):
+        halos(padded)
+        alpha = norms[-1] / summed(workloads.cg.apply(padded, ap))
+        norms.append(summed(workloads.cg.step(alpha, x, r, p, ap)))
+        workloads.cg.turn(norms[-1] / norms[-2], r, p)
+    return np.sqrt(norms)
+
+
+def kmeans(points: Any, turns: int) -> Any:
+    """One small all-reduce per turn."""
+    centres = workloads.guess()
+    for _ in range(turns):
+        centres = workloads.kmeans.moved(centres, summed(workloads.kmeans.sums(points, centres)))
+    return centres
+
+
+def logreg(x: Any, y: Any, turns: int) -> Any:
+    """One small all-reduce per turn."""
+    samples, features = len(x) * COMM.size, x.shape[1]
+    w, speed, losses = np.zeros(features), np.zeros(features), []
+    for _ in range(turns):
+        total = summed(workloads.logreg.gradient_and_loss(w, x, y)) / samples
+        losses.append(total[-1])
+        speed = 0.9 * speed - total[:-1]
+        w = w + speed
+    return np.array(losses)
+
+
+def fft2(x: Any) -> Any:
+    """Pack, Alltoall."""
+    rows = np.fft.fft(x, axis=1)
+    width = rows.shape[1] // COMM.size
+    send = np.ascontiguousarray(rows.reshape(len(rows), COMM.size, width).swapaxes(0, 1))
+    columns = np.empty((len(rows) * COMM.size, width), rows.dtype)
+    COMM.Alltoall(send, columns)
+    return np.fft.fft(columns, axis=0, out=columns)
+
+
+def tsqr(a: Any) -> Any:
+    """One gather of the small factors."""
+    tops, r = workloads.tsqr.factor(a)
+    stack = np.empty((COMM.size * len(r), len(r)))
+    COMM.Allgather(np.ascontiguousarray(r), stack)
+    q, whole = np.linalg.qr(stack)
+    workloads.tsqr.expand(tops, q[RANK * len(r) : (RANK + 1) * len(r)], len(a))
+    return whole
+
+
+def main(name: str, sizes: dict[str, int], rounds: int) -> None:
+    """Run one program."""
+    arguments: list[Any] = [workloads.part(name, RANK, sizes)]
+    if name == "logreg":
+        arguments.append(workloads.labels(RANK, sizes))
+    arguments += workloads.turns(name, sizes)
+    seconds = []
+    for _ in range(rounds + 1):
+        COMM.Barrier()
+        start = perf_counter()
+        answer = globals()[name](*arguments)
+        COMM.Barrier()
+        seconds.append(perf_counter() - start)
+    if name == "fft2":
+        answer = COMM.allreduce(np.abs(answer[:4]).sum())
+    if RANK == 0:
+        print(json.dumps({"seconds": seconds[1:], "answer": np.abs(answer).tolist()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]))
