@@ -1,4 +1,4 @@
-"""Other libraries' arrays and functions over DTensors: xarray, scipy.special, DLPack. Nothing is computed unasked."""
+"""Other libraries over DTensors: xarray, scipy.special, DLPack, scikit-learn. Nothing is computed unasked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import dask
 import numpy as np
 import pytest
 import scipy.special
+import sklearn
 import xarray as xr
 from distributed import Client
+from sklearn.metrics import mean_squared_error
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, Normalizer, StandardScaler
 
 import daskmesh as dm
 from daskmesh.placement import Partial, Replicate, Shard
@@ -161,3 +164,21 @@ def test_to_device_is_a_reshard_to_another_mesh() -> None:
         x.to_device(GRID)
     with pytest.raises(ValueError, match="no streams"):
         x.to_device(MESH, stream=0)
+
+
+# -- scikit-learn -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")  # it asks NumPy here to be quiet about them
+def test_scikit_learn_through_the_array_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCIPY_ARRAY_API", "1")
+    x, y = dm.shard_tensor(VALUES, MESH, [Shard(0)]), dm.shard_tensor(VALUES[:, 0], MESH, [Shard(0)])
+    for scaler in (StandardScaler(), MinMaxScaler(), MaxAbsScaler(), Normalizer()):
+        want = scaler.fit_transform(VALUES)
+        with sklearn.config_context(array_api_dispatch=True):
+            got = scaler.fit_transform(x)
+        assert_layout(got, [Shard(0)])
+        np.testing.assert_allclose(got.compute(), want)
+    with sklearn.config_context(array_api_dispatch=True):
+        error = mean_squared_error(y, y * 2)
+    assert error == pytest.approx(np.mean(VALUES[:, 0] ** 2))
