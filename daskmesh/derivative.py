@@ -108,8 +108,8 @@ class _Record:
         self.region = region = node.region
         if region.unique and region.call.communicates is not None:
             raise TypeError(
-                f"{self.mapped.title}: it does something to other ranks (put, signal, atomics), which has no derivative; keep it "
-                "out of functions under grad"
+                f"{self.mapped.title}: it uses symmetric tensors (put, signal, load), which has no derivative; keep it out of "
+                "functions under grad, and use collectives there"
             )
         self.out_tree = region.call.out_tree or LEAF
         self.found = leaves_along(self.out_tree, outputs)

@@ -13,7 +13,7 @@ from daskmesh.gang import Gang
 from daskmesh.layout import Layout, layout_of_locals, make_layout
 from daskmesh.placement import PlacementError
 from daskmesh.running import Call, Declared, Input, argument, is_array, one_per_rank
-from daskmesh.tracing import Untraceable, known, shape_only, traced
+from daskmesh.tracing import Untraceable, doubtful, known, shape_only, traced
 from daskmesh.trees import LEAF, Entry, Tree, alike, build, flatten
 
 __all__ = ["Spec", "agree", "declared_layouts", "declared_tree", "inferred", "measured_layout", "parse_shapes"]
@@ -37,14 +37,18 @@ def inferred(call: Call) -> tuple[Call, bool]:
     for rank, shapes in zip(call.mesh.process_ids, of_rank, strict=True):
         groups.setdefault(shapes, rank)
     found: dict[Shapes, tuple[int, Tree, list[Any], list[Entry]]] = {}
+    given = [*(lay.dtype for lay in call.layouts), *(v.dtype for v in call.leaves if is_array(v))]
     gangs = []
     for shapes, rank in groups.items():
         gang = Gang(call.mesh, rank, trace=shape_only, even=len(groups) == 1)
         gangs.append(gang)
         value = traced(functools.partial(_call_on_shapes, call, shapes), gang)
         tree, leaves, entries = call.declared.read(call.title, value, tracing=True)
-        if not all(known(leaf) for leaf in leaves if is_array(leaf, tracing=True)):
+        arrays = [leaf for leaf in leaves if is_array(leaf, tracing=True)]
+        if not all(map(known, arrays)):
             raise Untraceable("an output has a size that depends on values")
+        if any(doubtful(array, given) for array in arrays):
+            raise Untraceable("Dask and NumPy promote the dtypes in it in different ways")
         found[shapes] = (rank, tree, leaves, entries)
     first_rank, tree, first, entries = next(iter(found.values()))
     for rank, other_tree, leaves, _ in found.values():

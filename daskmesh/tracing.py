@@ -10,7 +10,7 @@ import itertools
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from distributed import get_client
 
 from daskmesh.gang import Gang, gang_context
 
-__all__ = ["Untraceable", "known", "shape_only", "traced"]
+__all__ = ["Untraceable", "doubtful", "known", "shape_only", "traced"]
 
 Array = Any
 
@@ -153,3 +153,23 @@ def known(array: Array) -> bool:
     (True, False)
     """
     return not any(math.isnan(n) for n in array.shape)
+
+
+# Where Dask and NumPy promote dtypes of less than 8 bytes in different ways: names of Dask's layers, and kinds of dtypes.
+_PROMOTING = {"chunk_einsum": "biu", "tensordot": "biu", "round": "b", "select": "b", "quantile": "f", "_gradient_kernel": "f"}
+
+
+def doubtful(array: Array, dtypes: Iterable[np.dtype[Any]]) -> bool:
+    """Whether the dtype of an array that came out of a trace may be another than NumPy's; `dtypes` are those that went in.
+
+    Examples
+    --------
+    >>> x, y = (shape_only((3, 3), np.dtype(t)) for t in ("i4", "f4"))
+    >>> [doubtful(np.einsum("ij,kj->ik", a, a), [a.dtype]) for a in (x, y)], doubtful(x @ x, [x.dtype])
+    ([True, False], False)
+    """
+    names = {str(name).rsplit("-", 1)[0] for name in getattr(array, "dask", HighLevelGraph({}, {})).layers}
+    kinds = {kind for name in names & _PROMOTING.keys() for kind in _PROMOTING[name]}
+    if not kinds:
+        return False
+    return any(t.itemsize < 8 and t.kind in kinds for t in dtypes) or ("astype" in names and array.dtype.kind in kinds)

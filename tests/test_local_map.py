@@ -553,3 +553,16 @@ def test_on_worker_processes(processes: Client) -> None:
         local_map(fails, [Shard(0)])(x).compute()
     assert "rank 1 at coordinate (1,)" in caught.value.__notes__[0]
     dm.shutdown()
+
+
+@pytest.mark.parametrize("dtype", ["?", "i4", "u2", "f4", "i8"])
+def test_dtypes_that_dask_promotes_otherwise_than_numpy(dtype: str) -> None:
+    x = np.arange(12).reshape(4, 3).astype(dtype)
+    placed = dm.shard_tensor(x, M2, [Shard(0)])
+    for f in (
+        lambda t: np.einsum("ij,kj->ik", t, np.ones((2, 3), t.dtype)),
+        lambda t: t.dot(np.ones((3, 2), t.dtype)) if isinstance(t, np.ndarray) else np.dot(t, np.ones((3, 2), t.dtype)),
+        lambda t: np.tensordot(t, np.ones((3, 2), t.dtype), axes=1),
+        lambda t: t @ np.ones((3, 2), t.dtype),
+    ):
+        same(local_map(f, out_placements=[[Shard(0)]])(placed), f(x))
