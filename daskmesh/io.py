@@ -81,7 +81,7 @@ def save(
     zarr = _zarr()
     place = _location(path)
     local = "://" not in place
-    if local and not overwrite and os.path.lexists(place):
+    if not overwrite and (os.path.lexists(place) if local else _holds_array(zarr, place)):
         raise FileExistsError(f"save(path): there is something at {place}; pass overwrite=True to replace it")
     target, grid = _writing(x.layout, chunks)
     at = f"{place}.{uuid.uuid4().hex[:12]}.partial" if local else place
@@ -151,7 +151,16 @@ def _location(path: str | os.PathLike[str]) -> str:
     place = os.fspath(path)
     if not isinstance(place, str):
         raise TypeError(f"path: expected a str or path, got {path!r}")
+    place = place.removeprefix("file://")
     return place if "://" in place else str(Path(place).absolute())
+
+
+def _holds_array(zarr: Any, place: str) -> bool:
+    try:
+        zarr.open_array(place, mode="r")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _replace(made: str, place: str) -> None:

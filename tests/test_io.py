@@ -211,6 +211,17 @@ def test_paths_are_those_of_the_client(threads: Client, tmp_path: Path, monkeypa
     np.testing.assert_array_equal(x.compute(), values((4,)))
 
 
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_urls(scheme: str, threads: Client, tmp_path: Path) -> None:
+    url, v = f"{scheme}://{tmp_path}/x", values((7,))
+    dm.save(dm.shard_tensor(v, ROW, [S0]), url)
+    np.testing.assert_array_equal(dm.load(url, mesh=GRID, placements=[S0]).compute(), v)
+    with pytest.raises(FileExistsError, match="pass overwrite=True"):
+        dm.save(dm.shard_tensor(v, ROW, [S0]), url)
+    dm.save(dm.shard_tensor(v + 1, ROW, [S0]), url, overwrite=True)
+    np.testing.assert_array_equal(dm.load(url, mesh=GRID, placements=[S0]).compute(), v + 1)
+
+
 def test_files_of_other_programs_are_loaded(threads: Client, tmp_path: Path) -> None:
     v = values((7, 5), "f4")
     zarr.create_array(tmp_path / "v2", data=v, chunks=(2, 2), zarr_format=2)
