@@ -20,6 +20,7 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from daskmesh import draw
+from daskmesh.clients import prepare_current
 from daskmesh.device import StandardArray
 from daskmesh.graph import Node, Source, block_key, block_keys, gather, graph_of, local_of
 from daskmesh.layout import Layout, make_layout
@@ -169,6 +170,7 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
     @property
     def expr(self) -> OneReplica:
         """What Dask computes: all blocks when persisted, one replica when computed."""
+        prepare_current()
         return OneReplica.of(self._node, self.__dask_optimize__)
 
     def __reduce__(self) -> Any:
@@ -239,6 +241,7 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
         node = self._node
         coord = node.layout.mesh.coordinate(rank)
         refuse_asynchronous("local_value(rank)")
+        prepare_current()
         key = block_key(node, coord)
         block = Delayed(key, graph_of(node), layer=node.name).compute()
         return np.array(local_of(block, node.layout))

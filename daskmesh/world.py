@@ -6,21 +6,17 @@ this process that is started for it. A world whose client was closed is replaced
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster
-from distributed.utils import silence_logging_cmgr, sync
+from distributed import Client
+from distributed.utils import sync
 from distributed.worker import get_worker
 
+from daskmesh.clients import StandIn, address_of, close_embedded, current_client, embedded_client, prepare, scheduler_id
 from daskmesh.mesh import ProcessMesh
-from daskmesh.plugins import SERVICES, VERSION, RankPlugin
 from daskmesh.tasks import CURRENT_WORLD
 
 __all__ = ["World", "get_world_size", "init_parallel_env", "shutdown", "world_for"]
@@ -56,7 +52,9 @@ class World:
         self.fixed = fixed
         self._size = size
         self._implicit = implicit
-        self._scheduler = _scheduler_id(client)
+        self._told = False
+        self._stand_in: StandIn | None = None
+        self._scheduler = scheduler_id(client)
 
     @property
     def size(self) -> int:
@@ -71,10 +69,18 @@ class World:
         return dict(enumerate(self._addresses(self.size)))
 
     def __repr__(self) -> str:
-        return f"World(size={self.size}, fixed={self.fixed}, scheduler={_address(self.client)!r})"
+        return f"World(size={self.size}, fixed={self.fixed}, scheduler={address_of(self.client)!r})"
 
     def _grow(self, size: int) -> None:
-        self._size = len(self._addresses(size))
+        addresses = self._addresses(size)
+        self._size = len(addresses)
+        self._tell(len(set(addresses)))
+
+    def _tell(self, workers: int) -> None:
+        """Say once that ranks share workers."""
+        if self.size > workers and not self._told:
+            logger.info("%d ranks are dealt to %d workers, round robin", self.size, workers)
+            self._told = True
 
     def _addresses(self, size: int) -> list[str]:
         client = self.client
@@ -87,7 +93,7 @@ class World:
 
     @property
     def _restarted(self) -> bool:
-        return bool(_scheduler_id(self.client) != self._scheduler)
+        return bool(scheduler_id(self.client) != self._scheduler)
 
 
 @dataclass
@@ -95,7 +101,6 @@ class _State:
     """What this process is bound to."""
 
     world: World | None = None
-    embedded: tuple[Any, Any] | None = None  # its cluster and client
 
 
 _STATE = _State()
@@ -111,7 +116,8 @@ def init_parallel_env(n_ranks: int | None = None, client: Client | None = None) 
         Number of ranks, which is fixed then. By default as many as the first mesh has, and with a client at least one
         per worker; such a world grows with later meshes.
     client : distributed.Client, optional
-        By default Dask's current client, else a cluster inside this process, whose client becomes Dask's default.
+        By default Dask's current client, else a cluster inside this process. A client of another scheduler than that of
+        Dask's current client, such as that of the cluster inside this process, is Dask's default until `shutdown`.
 
     Returns
     -------
@@ -130,7 +136,7 @@ def init_parallel_env(n_ranks: int | None = None, client: Client | None = None) 
     RuntimeError
         There is a world with other arguments, or the scheduler or a worker lacks this version of daskmesh.
     TypeError
-        The client is asynchronous.
+        The client is asynchronous, or no client.
 
     Examples
     --------
@@ -144,6 +150,8 @@ def init_parallel_env(n_ranks: int | None = None, client: Client | None = None) 
         raise TypeError(f"init_parallel_env: n_ranks is a number of ranks, got {n_ranks!r}")
     if n_ranks is not None and n_ranks < 1:
         raise ValueError(f"init_parallel_env: n_ranks must be at least 1, got {n_ranks}")
+    if client is not None and not hasattr(client, "run_on_scheduler"):
+        raise TypeError(f"init_parallel_env: client is a distributed.Client, got {client!r}; write Client({client!r})")
     with _LOCK:
         world = _live_world()
         if world is None or world._restarted:
@@ -171,9 +179,12 @@ def shutdown() -> None:
     """
     with _LOCK:
         world, _STATE.world = _STATE.world, None
-        if world is not None and world.client.status == "running" and not world._restarted:
-            _ask(world.client, "forget_world", world=world.id)
-        _close_embedded()
+        if world is not None:
+            if world._stand_in is not None:
+                world._stand_in.end()
+            if world.client.status == "running" and not world._restarted:
+                _ask(world.client, "forget_world", world=world.id)
+        close_embedded()
 
 
 def get_world_size() -> int:
@@ -230,7 +241,7 @@ def world_for(mesh: ProcessMesh) -> World:
             return _make_world(None, None, need)
         if world._restarted:
             raise RuntimeError(
-                f"the scheduler at {_address(world.client)} was restarted and has lost the world and its data; "
+                f"the scheduler at {address_of(world.client)} was restarted and has lost the world and its data; "
                 "call init_parallel_env() and make the DTensors again"
             )
         if need > world.size:
@@ -248,7 +259,7 @@ def _live_world() -> World | None:
     world = _STATE.world
     if world is None or world._closed:
         return None
-    current = _current_client()
+    current = current_client()
     if world._implicit and current is not None and current is not world.client:
         return None
     return world
@@ -259,9 +270,9 @@ def _make_world(n_ranks: int | None, client: Client | None, at_least: int = 0) -
         raise RuntimeError("a world cannot be made inside a rank's task: use NumPy arrays there and DTensors on the client")
     # Made by the first use of a mesh, or as good as: it follows Dask's current client. One made to measure stays.
     implicit = client is None and n_ranks is None
-    client = client or _current_client()
+    client = client or current_client()
     if client is None:
-        client = _start_embedded(n_ranks or at_least)
+        client = embedded_client(n_ranks or at_least)
         n_ranks, fixed = n_ranks or at_least, n_ranks is not None
     else:
         fixed = n_ranks is not None
@@ -270,93 +281,18 @@ def _make_world(n_ranks: int | None, client: Client | None, at_least: int = 0) -
                 "init_parallel_env: an asynchronous client cannot be waited for; make the world with a synchronous "
                 "Client of the same scheduler, then use `await client.persist(x)` and `await client.compute(x)` here"
             )
-        _check_versions(client)
-    client.register_plugin(RankPlugin(SERVICES))
+    prepare(client)
     answer = _ask(client, "create_world", client=client.id, ranks=n_ranks, at_least=at_least)
     world = World(answer["world"], client, answer["size"], fixed=fixed, implicit=implicit)
-    if world.size > answer["workers"]:
-        logger.info("%d ranks are dealt to %d workers, round robin", world.size, answer["workers"])
+    world._tell(answer["workers"])
+    current = current_client()
+    if current is None or scheduler_id(current) != scheduler_id(client):  # Dask would compute elsewhere
+        world._stand_in = StandIn(client)
+        logger.info("the client of %s is Dask's default client until shutdown()", address_of(client))
     _STATE.world = world
     return world
-
-
-def _current_client() -> Client | None:
-    try:
-        client: Client = Client.current()
-    except ValueError:
-        return None
-    return None if client.status in ("closed", "closing") else client
 
 
 def _ask(client: Any, what: str, /, **message: Any) -> Any:
     """Call the scheduler plugin."""
     return client.sync(getattr(client.scheduler, f"daskmesh_{what}"), **message)
-
-
-def _address(client: Any) -> str:
-    return str(client.scheduler.address)
-
-
-def _scheduler_id(client: Client) -> Any:
-    # The client's own copy, refreshed whenever it connects: asking the scheduler here would cost a message per mesh.
-    return client._scheduler_identity.get("id")
-
-
-def _check_versions(client: Any) -> None:
-    """Same daskmesh on scheduler and workers, or the error they would give later would name neither cause nor cure."""
-    # An expression, because a function of this package could not be unpickled where the package is missing.
-    probe = "getattr(__import__('daskmesh'), '__version__', 'of unknown version')"
-    found: dict[str, Any] = {}
-    try:
-        found[f"the scheduler {_address(client)}"] = client.run_on_scheduler(eval, probe)
-    except ImportError as error:
-        found[f"the scheduler {_address(client)}"] = error
-    for address, answer in client.run(eval, probe, on_error="return").items():
-        found[f"worker {address}"] = answer
-    for where, answer in found.items():
-        if isinstance(answer, ImportError) or (isinstance(answer, str) and answer != VERSION):
-            has = f"cannot import it ({answer})" if isinstance(answer, ImportError) else f"has {answer}"
-            raise RuntimeError(
-                f"init_parallel_env: scheduler and workers need the client's daskmesh {VERSION}, but {where} {has}; "
-                f"run there: pip install daskmesh=={VERSION}"
-            )
-
-
-def _start_embedded(ranks: int) -> Any:
-    """A cluster of threads inside this process: no more workers than CPUs, nor than ranks if these are known."""
-    if _STATE.embedded is not None and _STATE.embedded[1].status == "running":
-        return _STATE.embedded[1]
-    _close_embedded()
-    workers = min(CPU_COUNT, ranks or CPU_COUNT)
-    cluster = LocalCluster(
-        n_workers=workers,
-        threads_per_worker=max(1, CPU_COUNT // workers),
-        processes=False,
-        # Not None: Dask would then bind its default port for plain HTTP, and warn where another cluster has it.
-        dashboard_address="127.0.0.1:0",
-        scheduler_kwargs={"dashboard": False},
-        # Each worker would take the memory of the whole process for its own, and spill or pause for that of the others.
-        memory_limit=0,
-        silence_logs=logging.ERROR,
-    )
-    client = Client(cluster)
-    _STATE.embedded = cluster, client
-    logger.info("started a Dask cluster in this process, %d workers; its client is Dask's default client now", workers)
-    return client
-
-
-@atexit.register
-def _close_embedded() -> None:
-    if _STATE.embedded is None:
-        return
-    (cluster, client), _STATE.embedded = _STATE.embedded, None
-    with _quiet():
-        client.close()
-        cluster.close()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Closing a cluster cuts comms that others still listen to; what they log about it is no news."""
-    with silence_logging_cmgr(logging.CRITICAL):
-        yield

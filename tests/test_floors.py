@@ -37,6 +37,7 @@ FLOORS: list[tuple[int, str]] = [
     (4, "tasks region pins"),
     (4, "tickets blame"),
     (4, "plugins"),
+    (4, "clients"),
     (4, "world meeting registrar"),
     (5, "layers"),
     (4, "tiles sharing"),
@@ -64,7 +65,7 @@ FLOORS: list[tuple[int, str]] = [
     (9, "joins cotangents"),
     (9, "tape"),
     (9, "duals items vjps"),
-    (9, "backward"),
+    (9, "backward inside"),
     (9, "derivative"),
     (9, "autograd"),
     (10, "layer checks"),
@@ -74,9 +75,9 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins world meeting "
-    "registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion eager creation mapping "
-    "shmem shmem_ops recorded acting allocation onesided signals waits atomics collectives layer checks testing demo cli".split()
+    "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins clients world meeting "
+    "registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion eager creation "
+    "mapping shmem shmem_ops recorded acting allocation onesided signals waits atomics collectives layer checks testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 

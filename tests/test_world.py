@@ -7,16 +7,19 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import dask
 import pytest
 from conftest import child_environment, local_cluster
 from dask._task_spec import TaskRef
 from dask.system import CPU_COUNT
-from distributed import Client
+from distributed import Client, wait
 from distributed.client import default_client
 
-from daskmesh import world as worlds
+import daskmesh as dm
+from daskmesh import clients
+from daskmesh.collectives import all_reduce
 from daskmesh.mesh import ProcessMesh
 from daskmesh.plugins import RankPlugin
 from daskmesh.region import get_coordinate, get_rank
@@ -156,6 +159,20 @@ def test_a_second_call_returns_the_world_or_says_what_to_do(embedded):
             init_parallel_env(client=other)
 
 
+def test_ranks_that_share_workers_are_said_once(embedded, caplog):
+    world = init_parallel_env()
+    caplog.set_level("INFO", "daskmesh")  # after Dask has silenced the handlers that it found
+    for size in (1, CPU_COUNT + 1, CPU_COUNT + 4):
+        world._grow(size)
+    (line,) = [record.getMessage() for record in caplog.records if "round robin" in record.getMessage()]
+    assert line == f"{CPU_COUNT + 1} ranks are dealt to {CPU_COUNT} workers, round robin"
+
+
+def test_what_is_no_client_is_refused(embedded):
+    with pytest.raises(TypeError, match=r"client is a distributed\.Client, got 'tcp://h:1'; write Client\('tcp://h:1'\)"):
+        init_parallel_env(client="tcp://h:1")
+
+
 @pytest.mark.parametrize(("n_ranks", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)])
 def test_n_ranks_is_a_positive_number(n_ranks, error):
     with pytest.raises(error, match="n_ranks"):
@@ -193,6 +210,40 @@ def test_a_world_moves_on_when_its_client_is_closed_or_another_is_current(embedd
                 assert world_for(MESH) is named  # asked for by name: it stays
 
 
+def where(x):
+    """The addresses that hold the blocks of a persisted DTensor."""
+    wait(x)
+    return {str(worker) for workers in default_client().who_has(x).values() for worker in workers}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("before", [True, False])
+def test_dask_computes_with_an_explicit_client_until_shutdown(embedded, before):
+    with local_cluster(n_workers=1, processes=False) as here, local_cluster(n_workers=1, processes=False) as there:
+        with Client(there, set_as_default=False) as named, Client(here) if before else nullcontext() as first:
+            world = init_parallel_env(client=named)
+            assert default_client() is named
+            x = dm.arange(5, mesh=ProcessMesh([0, 1]), placements=[dm.Shard(0)]).persist()
+            assert where(x) == set(world.table().values())
+            assert x.reshard([dm.Replicate()]).local_value(1).tolist() == list(range(5))
+            shutdown()
+            if before:
+                assert default_client() is first
+            else:
+                with pytest.raises(ValueError, match="No clients found"):
+                    default_client()
+
+
+@pytest.mark.cluster
+def test_a_scheduler_without_a_world_keeps_ranks_in_place_too(embedded):
+    x = dm.arange(6, mesh=ProcessMesh([0, 1, 2]), placements=[dm.Shard(0)])
+    met = dm.local_map(lambda a: all_reduce(a), [[dm.Replicate()]])(x)
+    for ask in (met.compute, lambda: met.local_value(2), lambda: dask.compute(1, met)[1]):
+        with local_cluster(n_workers=2, processes=False) as cluster, Client(cluster):
+            assert ask().tolist() == [6, 9]
+            assert len(where(x.persist())) == 2
+
+
 @pytest.mark.cluster
 def test_an_asynchronous_client_is_told_what_to_write(embedded):
     async def ask():
@@ -225,14 +276,14 @@ class Elsewhere:
 @pytest.mark.parametrize(
     ("scheduler", "worker", "text"),
     [
-        (ModuleNotFoundError("No module named 'daskmesh'"), worlds.VERSION, "the scheduler tcp://there:1 cannot import"),
-        (worlds.VERSION, ModuleNotFoundError("No module named 'daskmesh'"), "worker tcp://there:2 cannot import"),
-        ("0.0.1", worlds.VERSION, "the scheduler tcp://there:1 has 0.0.1"),
-        (worlds.VERSION, "9.9", "worker tcp://there:2 has 9.9"),
+        (ModuleNotFoundError("No module named 'daskmesh'"), clients.VERSION, "the scheduler tcp://there:1 cannot import"),
+        (clients.VERSION, ModuleNotFoundError("No module named 'daskmesh'"), "worker tcp://there:2 cannot import"),
+        ("0.0.1", clients.VERSION, "the scheduler tcp://there:1 has 0.0.1"),
+        (clients.VERSION, "9.9", "worker tcp://there:2 has 9.9"),
     ],
 )
 def test_a_process_without_this_version_is_named_with_the_cure(embedded, scheduler, worker, text):
-    with pytest.raises(RuntimeError, match=rf"{text}.*pip install daskmesh=={worlds.VERSION}"):
+    with pytest.raises(RuntimeError, match=rf"{text}.*pip install daskmesh=={clients.VERSION}"):
         init_parallel_env(client=Elsewhere(scheduler, worker))
 
 
