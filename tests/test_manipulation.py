@@ -132,7 +132,7 @@ def check(function: Callable[[Any], Any], case: Case) -> None:
 def test_functions_agree_with_numpy(name: str) -> None:
     low, function = FUNCTIONS[name]
 
-    @few(12)
+    @few(8)
     @given(cases(low=low))
     def run(case: Case) -> None:
         check(function, case)
@@ -143,7 +143,7 @@ def test_functions_agree_with_numpy(name: str) -> None:
 SHAPES = [(12,), (3, 4), (4, 3), (2, 6), (1, 12), (12, 1), (2, 2, 3), (3, 2, 2), (2, 1, 3, 2), (6, 1, 2)]
 
 
-@few(60)
+@few(40)
 @given(st.data())
 def test_any_shape_becomes_any_other(data: st.DataObject) -> None:
     case = data.draw(cases(shape=data.draw(st.sampled_from(SHAPES))))
