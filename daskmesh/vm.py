@@ -22,7 +22,18 @@ import numpy as np
 
 from daskmesh.views import View, addresses, contiguous, cut, spanned
 
-__all__ = ["Gone", "Process", "Unreadable", "Word", "allow_readers", "read", "read_word", "refusal", "this_process"]
+__all__ = [
+    "Gone",
+    "Process",
+    "Unreadable",
+    "Word",
+    "allow_readers",
+    "read",
+    "read_between",
+    "read_word",
+    "refusal",
+    "this_process",
+]
 
 Iovecs: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 Runs: TypeAlias = tuple[np.ndarray[Any, Any], int]  # addresses, and the length of each
@@ -190,6 +201,37 @@ def read_word(process: Process, word: int) -> int:
         if error.errno == errno.EFAULT:
             return 0
         raise Gone(f"process {process.pid}: {error.strerror}") from error
+
+
+def read_between(process: Process, at: int, out: np.ndarray[Any, Any], word: int) -> tuple[int, int]:
+    """Read memory from `at` on into a contiguous array; the word at address `word` as it was before and after. One call.
+
+    Words that could not be read are 0; the array holds anything then.
+
+    Raises
+    ------
+    Gone
+        The process has ended.
+
+    Examples
+    --------
+    >>> word, source, out = Word(), np.arange(3), np.empty(2, int)
+    >>> word.value = 6
+    >>> read_between(this_process(), source.ctypes.data + 8, out, word.address), out
+    ((6, 6), array([1, 2]))
+    >>> word.give_back()
+    """
+    words = np.zeros(2, np.int64)
+    here, size = words.__array_interface__["data"][0], out.nbytes
+    local = np.array([(here, 8), (out.__array_interface__["data"][0], size), (here + 8, 8)], np.uint64)
+    remote = np.array([(word, 8), (at, size), (word, 8)], np.uint64)
+    try:
+        if _call(process.pid, remote, local) != size + 16:
+            words[1] = 0
+    except OSError as error:
+        if error.errno != errno.EFAULT:
+            raise Gone(f"process {process.pid}: {error.strerror}") from error
+    return int(words[0]), int(words[1])
 
 
 _refusals: dict[Process, str] = {}
