@@ -16,9 +16,10 @@ import dask
 import dask.array as da
 import numpy as np
 from bench_transport import MALLOC, first, make, timed
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, get_worker, wait
 
 import daskmesh as dm
+from daskmesh import peers
 
 TOY = {"nbytes": 2**16, "side": 64, "rounds": 2}  # the arguments with which the tests run `main`
 
@@ -38,10 +39,13 @@ def loads(tensor: dm.ShmemTensor, element: dm.ShmemTensor, rounds: int) -> Boxed
     if dm.my_pe() == 0:
         (size,) = tensor.shape
         local, kept = make(8 * size), np.ones(size)
+        worker = get_worker()
+        entry = peers.entry_of(worker, tensor.id, tensor.title)
         cases: dict[str, Callable[[], Any]] = {
             "memcpy, fresh": lambda: np.copyto(np.empty(size), local),
             "load, fresh": lambda: dm.shmem_load(tensor, 1),
             "memcpy, kept": lambda: np.copyto(kept, local),
+            "load, kept": lambda: peers.load_view(worker, entry, 1, ((0, size),), kept),
             "load 8 bytes": lambda: dm.shmem_load(element, 1),
             "put 8 bytes": lambda: dm.shmem_put(local[:1], (0,), element, 1),
             "fetch_add": lambda: dm.shmem_atomic_fetch_add(element, 0, 1.0, 1),
@@ -126,6 +130,7 @@ def main(nbytes: int = 64 * 2**20, side: int = 4096, rounds: int = 15, malloc: s
         best = min(got["rechunk, tasks"], got["rechunk, p2p"])
         ratios |= {
             f"load / memcpy, fresh (0.7), {what}": got["memcpy, fresh"] / got["load, fresh"],
+            f"load / memcpy, kept (0.9), {what}": got["memcpy, kept"] / got["load, kept"],
             f"load / dask dependency (2.5), {what}": got["dask dependency"] / got["load, fresh"],
             f"reshard / best rechunk (2), {what}": best / got["reshard"],
         }

@@ -69,6 +69,8 @@ class RankPlugin(SchedulerPlugin):
         Table of each world, by id.
     on_remove_worker : list of callable
         Called with (worker address, stimulus id) after the ranks of a lost worker are unpinned.
+    on_forget_world : list of callable
+        Called with the id of a world that its client has left.
 
     Examples
     --------
@@ -83,6 +85,7 @@ class RankPlugin(SchedulerPlugin):
         self._service_types = tuple(services)
         self.worlds: dict[str, Table] = {}
         self.on_remove_worker: list[Callable[[str, str], None]] = []
+        self.on_forget_world: list[Callable[[str], None]] = []
 
     async def start(self, scheduler: Scheduler) -> None:
         """Run once, on the scheduler."""
@@ -145,6 +148,8 @@ class RankPlugin(SchedulerPlugin):
         """Drop a world as soon as nothing pinned to it is left."""
         if world in self.worlds:
             self.worlds[world].released = True
+            for listener in self.on_forget_world:
+                listener(world)
             self._drop_orphans()
 
     def _grown(self, world: str, client: str, size: int) -> Table:

@@ -114,6 +114,7 @@ class Registrar:
         ):
             ranks.handle(handler.__name__, handler)
         ranks.on_remove_worker.append(self.lose_worker)
+        ranks.on_forget_world.append(lambda world: self.free_where(lambda tensor: tensor.world == world))
         self.scheduler.add_plugin(_Leaving(self), name=_NAME, idempotent=True)
 
     # -- groups ------------------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ the target knows an operation that comes again. Keys are never used twice, and d
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from distributed import Reschedule, Worker, get_worker
@@ -18,7 +18,7 @@ from distributed.utils import sync
 
 from daskmesh import config, peers
 from daskmesh.buffers import Buffer, Mark, PELostError, Slot, Span, Test
-from daskmesh.gang import CURRENT_GANG, Gang
+from daskmesh.gang import Gang
 from daskmesh.mesh import CURRENT_RANK
 from daskmesh.shmem import ShmemSignal, ShmemTensor
 from daskmesh.symmetric import Entry
@@ -51,7 +51,7 @@ class Actor:
     worker: Worker
     rank: int
     key: Any
-    gang: Gang | None = None
+    gang: weakref.ref[Gang] | None = None  # weak, so that the region's actor goes with the region
     count: Iterator[int] = field(default_factory=itertools.count)
     touched: dict[str, Handle] = field(default_factory=dict)
 
@@ -72,8 +72,9 @@ class Actor:
     def touch(self, handle: Handle) -> None:
         """From here on a lost peer is final: what was done to others is not done again."""
         self.touched[handle.id] = handle
-        if self.gang is not None:
-            self.gang.on_lost = self._lost
+        gang = None if self.gang is None else self.gang()
+        if gang is not None:
+            gang.on_lost = self._lost
 
     def _lost(self, error: Exception) -> Exception:
         """A peer of the region is lost after this rank has changed the memory of others."""
@@ -221,7 +222,7 @@ class Actor:
         buffer.perform("put", (span, local, "set"), self.mark())
 
 
-_ACTORS: WeakKeyDictionary[Gang, Actor] = WeakKeyDictionary()
+_ACTORS: weakref.WeakKeyDictionary[Gang, Actor] = weakref.WeakKeyDictionary()
 
 
 def actor_of(gang: Gang, call: str) -> Actor:
@@ -241,7 +242,7 @@ def actor_of(gang: Gang, call: str) -> Actor:
                 f"{call}: symmetric tensors live on the workers of a cluster; compute with a distributed Client, not with "
                 "Dask's threaded or synchronous scheduler"
             ) from None
-        actor = _ACTORS[gang] = Actor(worker, gang.rank, worker.get_current_task(), gang)
+        actor = _ACTORS[gang] = Actor(worker, gang.rank, worker.get_current_task(), weakref.ref(gang))
     return actor
 
 
@@ -250,4 +251,4 @@ def task_actor() -> Actor:
     worker, rank = get_worker(), CURRENT_RANK.get()
     if rank is None:
         raise RuntimeError("not in the task of a rank")
-    return Actor(worker, rank, worker.get_current_task(), CURRENT_GANG.get())
+    return Actor(worker, rank, worker.get_current_task())

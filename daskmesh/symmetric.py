@@ -132,10 +132,12 @@ class SymmetricStore:
         return None if entry is None else entry.buffers.get(pe)
 
     def lose(self, tensor: str, why: PELostError) -> None:
-        """A PE of the tensor is lost; what is left of it is let go of."""
+        """A PE of the tensor is lost: from now on it is dead here. What is left of it is let go of in the background."""
         entry = self.entries.get(tensor)
         if entry is not None:
-            entry.close(why)
+            entry.gone = entry.gone or why
+            # Another thread may be at work on a buffer; an event loop must not wait for it.
+            threading.Thread(target=entry.close, args=(why,), name="daskmesh-lose", daemon=True).start()
 
     def free(self, tensor: str) -> None:
         """Let go of a tensor; nothing if it is not there."""
@@ -221,7 +223,7 @@ def handlers(store: SymmetricStore) -> dict[str, Any]:
 
     async def daskmesh_symmetric_free(tensor: str) -> None:
         """Let go of a tensor."""
-        store.free(tensor)
+        await offload(store.free, tensor)
 
     return {
         handler.__name__: handler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from shmem_cases import ADD, GE, LOADS, MESH, MODES, PROGRAMS, REFUSED, VAIN, WA
 
 import daskmesh as dm
 from daskmesh import DTensor, PELostError, Replicate, Shard
+from daskmesh.shmem_ops import _ACTORS
 from daskmesh.symmetric import _STORES
 
 pytestmark = pytest.mark.cluster
@@ -502,6 +504,31 @@ def test_regions_are_never_taken_for_the_same(client: Client, tensor: dm.ShmemTe
     dm.shmem_put([[77]], [0, 0], tensor, 0).compute()
     assert load().compute().tolist() == [[77]] * N
     assert first.compute().tolist() == [[0]] * N
+
+
+def test_a_rank_that_has_moved_has_left_its_memory_behind(client: Client, tensor: dm.ShmemTensor) -> None:
+    buffers = [store.entries[tensor.id].buffers for store in _STORES.values() if tensor.id in store.entries]
+    held_here = next(found for found in buffers if 1 in found)
+    moved = held_here.pop(1)
+    for call in (dm.shmem_clear_data(tensor, by=1), dm.shmem_wait_until(tensor, 0, 0, by=1)):
+        with pytest.raises(PELostError, match="PE 1 of symmetric tensor 'tp' has moved"):
+            call.compute()
+    held_here[1] = moved
+
+
+def test_actors_go_with_their_regions(client: Client, tensor: dm.ShmemTensor, eventually: Any) -> None:
+    dm.local_map(lambda: Boxed(dm.shmem_load(tensor, 0, [1, 1])), [None], process_mesh=tensor.mesh)()
+    check(run("region", PROGRAMS["17 put"][0], tensor), PROGRAMS["17 put"][1])
+    eventually(lambda: gc.collect() is not None and len(_ACTORS) == 0)
+
+
+def test_the_end_of_a_world_frees_its_tensors(client: Client, eventually: Any) -> None:
+    dm.shutdown()
+    left = dm.create_shmem_tensor("left", 2, "f8", [3])
+    assert held() == 48
+    dm.shutdown()
+    assert eventually(lambda: held() == 0)
+    left.free()
 
 
 def test_a_client_that_leaves_frees_what_it_made(client: Client, eventually: Any) -> None:
