@@ -19,6 +19,8 @@ from daskmesh.conversion import reshard, shard_tensor
 from daskmesh.cotangents import cast, relaid, whole
 from daskmesh.derivative import declared_partial, differentiated
 from daskmesh.dtensor import DTensor
+from daskmesh.graph import reach
+from daskmesh.inside import followed_inside, running
 from daskmesh.items import item
 from daskmesh.layout import Layout, make_layout
 from daskmesh.mapping import Mapped
@@ -26,6 +28,7 @@ from daskmesh.mesh import ProcessMesh
 from daskmesh.ops.contractions import spelled_out
 from daskmesh.placement import Partial, Placement
 from daskmesh.routes import Followed, refuse
+from daskmesh.sharing import share
 from daskmesh.vjps import contract
 
 __all__ = ["DTensorBox", "grad", "jacobian", "value_and_grad", "vjp"]
@@ -143,6 +146,9 @@ def vjp(fun: Callable[..., Any], argnum: Argnum = 0) -> Callable[..., tuple[Any,
 
     Notes
     -----
+    Inside a region the arguments are this rank's arrays, and the gradients those of the sum of what all ranks return: collectives
+    in `fun` are followed, all ranks must call this alike.
+
     **Communication**: that of the derivative, when the gradients are computed; ``explain()`` of a gradient lists it.
 
     Examples
@@ -208,7 +214,9 @@ def value_and_grad(fun: Callable[..., Any], argnum: Argnum = 0) -> Callable[...,
                 f"{_name(fun)} returned a value of shape {np.shape(value)}; a gradient is that of one real number: reduce it "
                 "with np.sum or np.mean, or use jacobian or vjp"
             )
-        return value, _settled(pull(vspace(value).ones()), x)
+        gradient = _settled(pull(_one(value)), x)
+        share([leaf._node for leaf in (value, *_leaves(gradient)) if isinstance(leaf, DTensor)], reach)
+        return value, gradient
 
     return evaluate
 
@@ -271,6 +279,10 @@ def jacobian(fun: Callable[..., Any], argnum: int = 0) -> Callable[..., Any]:
     return derivatives
 
 
+def _one(value: Any) -> Any:
+    return np.ones_like(value) if running() is not None else vspace(value).ones()
+
+
 def _name(fun: Callable[..., Any]) -> str:
     return getattr(fun, "__name__", repr(fun))
 
@@ -294,8 +306,12 @@ def _followed(
             given[n] = x[k] if several else x
         return fun(*given, **kwargs)
 
+    gang = running()
     try:
-        pull, value = make_vjp(of, x)
+        if gang is not None:
+            value, pull = followed_inside(gang, of, x)
+        else:
+            pull, value = make_vjp(of, x)
     except NotImplementedError as error:
         raise TypeError(f"{_name(fun)} cannot be differentiated: {error}") from error
     return x, value, pull

@@ -52,6 +52,7 @@ __all__ = [
     "local_of",
     "plain",
     "rank_tasks",
+    "reach",
 ]
 
 Key = tuple[Any, ...]
@@ -98,7 +99,7 @@ class Node:
     def layer(self) -> Layer:
         """The layer that makes this node's blocks; made once."""
         if self._layer is None:
-            for n in lowering_order(self, _reach):
+            for n in lowering_order(self, reach):
                 n._layer = n._lower()
         return self._layer  # type: ignore[return-value]
 
@@ -247,7 +248,7 @@ def _compile(node: Local) -> tuple[Program, list[Node]]:
     return Program(tuple(n.layout for n in inputs), steps, node.layout), inputs
 
 
-def _reach(node: Node) -> tuple[list[Node], list[Local]]:
+def reach(node: Node) -> tuple[list[Node], list[Local]]:
     return _walk(node) if isinstance(node, Local) else (list(node.parents()), [])
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["lowering_order"]
+__all__ = ["lowering_order", "share"]
 
 _LIGHT = {
     np.add, np.subtract, np.multiply, np.divide, np.negative, np.positive, np.absolute, np.square, np.maximum, np.minimum,
@@ -78,3 +78,29 @@ def _heads(node: _Node, walk: Walk) -> list[Any]:
             stack.append((n, True))
             stack.extend((a, False) for a in reversed(walk(n)[0]))
     return list(order.values())
+
+
+class _Several:
+    """Several results as one node."""
+
+    _layer = None
+
+    def __init__(self, ends: Sequence[Any]) -> None:
+        self.boundary = True
+        self._ends = ends
+
+    def parents(self) -> Sequence[Any]:
+        return self._ends
+
+    def as_boundary(self) -> Any:
+        return self
+
+
+def share(ends: Sequence[Any], walk: Walk) -> None:
+    """Let what several results need, say a loss and its gradients, be computed once where that is worth it."""
+    borrowed = [n for n in ends if not n.boundary]
+    for n in borrowed:
+        n.boundary = True
+    lowering_order(_Several(ends), walk)
+    for n in borrowed:
+        n.boundary = False
