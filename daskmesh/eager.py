@@ -24,7 +24,7 @@ Array = Any
 
 
 def index_parts(layout: Layout, arrays: Sequence[Array], world: str) -> Node:
-    """A node whose local array is ``arrays[i]`` where a rank holds part `i` of dim 0 of `layout`; each travels to its ranks alone.
+    """A node whose local array is ``arrays[i]`` where a rank holds part `i` of dim 0 of `layout`; each travels to its ranks.
 
     **Communication**: none between ranks.
     """

@@ -1,25 +1,15 @@
 """Random numbers that do not depend on the mesh: a function of the seed, the number of the call and the place in the whole array.
 
-The whole array is cut into *tiles* of at most 65,536 elements, about as long along every dim; the cut follows from the shape alone.
-Each tile has a bit generator of its own, seeded with (seed, call, tile), so a rank draws just the tiles that its box meets::
-
-    shape (600, 500), tiles of (256, 256)        box of rank 1 of Shard(1) on 2 ranks
-    0 1                                          . 1      columns 250 to 499: of tile 0 it draws all and keeps 6 columns
-    2 3                                          2 3
-    4 5
-
-Cost: that of NumPy's own generator for the tiles met, plus some 15 microseconds a tile. A box much longer than a tile along each dim
-that is cut wastes little; parts narrower than a tile each draw the whole tiles that they share.
+How they are drawn, and what that costs, stands in `daskmesh.streams`.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +18,7 @@ from daskmesh.dtensor import DTensor
 from daskmesh.layout import Box
 from daskmesh.mesh import ProcessMesh
 from daskmesh.moves import reduced
+from daskmesh.streams import Stream, draw, places
 
 __all__ = ["Generator", "default_rng"]
 
@@ -35,64 +26,7 @@ Array = Any
 Shape = tuple[int, ...]
 _np: Any = np
 
-TILE_SIZE = 2**16
-_WHOLE_PERMUTATION = 2**20  # up to so many elements, every rank shuffles all of them
-_ROUNDS = 12
 _CHILD, _CALL = 0, 1
-
-
-class _Stream(NamedTuple):
-    """The seed of one call."""
-
-    entropy: Any
-    key: Shape
-
-    def generator(self, tile: int = 0) -> np.random.Generator:
-        """NumPy's generator for one tile."""
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.entropy, spawn_key=(*self.key, tile))))
-
-
-@lru_cache(1024)
-def tile_shape(shape: Shape) -> Shape:
-    """Sizes of the tiles of an array: powers of two, as equal as they can be, at most `TILE_SIZE` elements.
-
-    Examples
-    --------
-    >>> from daskmesh.random import tile_shape
-    >>> tile_shape((600, 500)), tile_shape((10**6,)), tile_shape((3, 10**6))
-    ((256, 256), (65536,), (4, 16384))
-    """
-    sizes = [1] * len(shape)
-    while True:
-        short = [d for d, n in enumerate(shape) if sizes[d] < n]
-        if not short or 2 * math.prod(sizes) > TILE_SIZE:
-            return tuple(sizes)
-        sizes[min(short, key=lambda d: (sizes[d], -d))] *= 2
-
-
-def _draw(
-    stream: _Stream, method: str, shape: Shape, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: Any, box: Box
-) -> Array:
-    """The numbers in a box of an array of `shape`."""
-    tile = tile_shape(shape)
-    grid = tuple(-(-n // t) for n, t in zip(shape, tile, strict=True))
-    out = np.empty(tuple(b.stop - b.start for b in box), dtype)
-    if not out.size:
-        return out
-    met = (range(b.start // t, -(-b.stop // t)) for b, t in zip(box, tile, strict=True))
-    for at in itertools.product(*met):
-        number = 0
-        for i, n in zip(at, grid, strict=True):
-            number = number * n + i
-        whole = tuple(slice(i * t, min((i + 1) * t, n)) for i, t, n in zip(at, tile, shape, strict=True))
-        given = [np.broadcast_to(a, shape)[whole] if np.ndim(a) else a for a in args]
-        size = tuple(s.stop - s.start for s in whole)
-        drawn = getattr(stream.generator(number), method)(*given, size=size, **kwargs)
-        both = [slice(max(s.start, b.start), min(s.stop, b.stop)) for s, b in zip(whole, box, strict=True)]
-        src = tuple(slice(c.start - s.start, c.stop - s.start) for c, s in zip(both, whole, strict=True))
-        dst = tuple(slice(c.start - b.start, c.stop - b.start) for c, b in zip(both, box, strict=True))
-        out[dst] = drawn[src]
-    return out
 
 
 def default_rng(seed: Any = None) -> Generator:
@@ -160,13 +94,14 @@ class Generator:
         self._children += operator.index(n_children)
         return [Generator(self._entropy, (*self._key, _CHILD, first + i)) for i in range(n_children)]
 
-    def _next(self) -> _Stream:
+    def _next(self) -> Stream:
         self._calls += 1
-        return _Stream(self._entropy, (*self._key, _CALL, self._calls))
+        return Stream(self._entropy, (*self._key, _CALL, self._calls))
 
     def _drawn(
-        self, method: str, args: tuple[Any, ...], size: Any, mesh: ProcessMesh, placements: Any, kwargs: Mapping[str, Any] | None = None
-    ) -> DTensor:
+        self, method: str, args: tuple[Any, ...], size: Any, mesh: ProcessMesh, placements: Any,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> DTensor:  # fmt: skip
         for a in args:
             if isinstance(a, DTensor):
                 raise TypeError(f"{method}: a parameter is a DTensor; give numbers or NumPy arrays that broadcast to the size")
@@ -176,8 +111,9 @@ class Generator:
             raise ValueError(f"{method}: parameters of shapes {[np.shape(a) for a in args]} do not broadcast to the size {shape}")
         kwargs = kwargs or {}
         # NumPy itself says what the parameters must be, and of what dtype the numbers are.
-        dtype = np.asarray(getattr(np.random.default_rng(0), method)(*args, **kwargs)).dtype
-        return from_callback(shape, dtype, mesh, placements, partial(_draw, self._next(), method, shape, args, kwargs, dtype))
+        sample = None if any(map(np.ndim, args)) else 1
+        dtype = np.asarray(getattr(np.random.default_rng(0), method)(*args, size=sample, **kwargs)).dtype
+        return from_callback(shape, dtype, mesh, placements, partial(draw, self._next(), method, shape, args, kwargs, dtype))
 
     # -- the methods whose arguments are their own ----------------------------------------------------------------------
 
@@ -236,7 +172,7 @@ class Generator:
         **Communication**: that of `permutation`, and back to the layout of `x`.
         """
         if not isinstance(x, DTensor):
-            raise TypeError(f"shuffle(x): expected a DTensor, got {type(x).__name__}; NumPy's own generator shuffles plain arrays")
+            raise TypeError(f"shuffle(x): expected a DTensor, got {type(x).__name__}; NumPy shuffles plain arrays")
         x._rebind(self.permutation(x, axis))
 
     def permuted(self, x: DTensor, *, axis: int | None = None) -> DTensor:
@@ -270,15 +206,15 @@ class Generator:
         weights = None if p is None else _weights(p, n)
         if weights is not None and replace:
             limits = np.cumsum(weights)
-            draw = partial(_weighted, self._next(), shape, limits / limits[-1])
+            chosen = partial(_weighted, self._next(), shape, limits / limits[-1])
         elif weights is not None:
-            draw = partial(_chosen, self._next(), shape, n, weights)
+            chosen = partial(_chosen, self._next(), shape, n, weights)
         elif replace:
             stream, kwargs = self._next(), {"dtype": np.dtype(np.int64)}
-            draw = partial(_draw, stream, "integers", shape, (0, max(n, 1)), kwargs, np.int64)
+            chosen = partial(draw, stream, "integers", shape, (0, max(n, 1)), kwargs, np.int64)
         else:
-            draw = partial(_first_of_permutation, self._next(), shape, n)
-        index = from_callback(shape, np.int64, mesh, placements, draw)
+            chosen = partial(_first_of_permutation, self._next(), shape, n)
+        index = from_callback(shape, np.int64, mesh, placements, chosen)
         if np.ndim(a) == 0 and not isinstance(a, DTensor):
             return index
         if not isinstance(a, DTensor):
@@ -341,59 +277,23 @@ def _box_of(array: Array, box: Box) -> Array:
     return array[box]
 
 
-def _weighted(stream: _Stream, shape: Shape, limits: Array, box: Box) -> Array:
-    uniform = _draw(stream, "random", shape, (), {}, np.float64, box)
+def _weighted(stream: Stream, shape: Shape, limits: Array, box: Box) -> Array:
+    uniform = draw(stream, "random", shape, (), {}, np.float64, box)
     return np.searchsorted(limits, uniform, side="right")
 
 
-def _chosen(stream: _Stream, shape: Shape, n: int, weights: Array, box: Box) -> Array:
+def _chosen(stream: Stream, shape: Shape, n: int, weights: Array, box: Box) -> Array:
     """Without replacement the elements depend on each other: every rank draws them all."""
     return np.asarray(stream.generator().choice(n, size=shape, replace=False, p=weights))[box]
 
 
-def _first_of_permutation(stream: _Stream, shape: Shape, n: int, box: Box) -> Array:
+def _first_of_permutation(stream: Stream, shape: Shape, n: int, box: Box) -> Array:
     extent = tuple(b.stop - b.start for b in box)
     flat = np.zeros((1,) * len(shape), np.int64)
     for d, b in enumerate(box):
         flat = flat * shape[d] + np.arange(b.start, b.stop).reshape((-1,) + (1,) * (len(shape) - 1 - d))
-    return _places(stream, n, flat.reshape(-1)).reshape(extent)
+    return places(stream, n, flat.reshape(-1)).reshape(extent)
 
 
-def _permuted(stream: _Stream, n: int, box: Box) -> Array:
-    return _places(stream, n, np.arange(box[0].start, box[0].stop))
-
-
-def _places(stream: _Stream, n: int, index: Array) -> Array:
-    """The elements number `index` of a random permutation of n.
-
-    Short ones are shuffled whole. For a long one each element is worked out by itself, by a Feistel network over pairs (i, j)
-    that number a few more elements than n: a round adds to one half a number that depends on the other, which can be undone, so the
-    network is a permutation of the pairs. Where it leads beyond n, it is followed on until it leads back.
-    """
-    rng = stream.generator()
-    if n <= _WHOLE_PERMUTATION:
-        return rng.permutation(n)[index]
-    rows = math.isqrt(n - 1) + 1
-    columns = -(-n // rows)
-    keys = rng.integers(0, 2**64, size=_ROUNDS, dtype=np.uint64)
-    out = _network(index.astype(np.uint64), rows, columns, keys)
-    while (beyond := np.flatnonzero(out >= n)).size:
-        out[beyond] = _network(out[beyond], rows, columns, keys)
-    return out.astype(np.int64)
-
-
-def _network(at: Array, rows: int, columns: int, keys: Array) -> Array:
-    i, j = at // np.uint64(columns), at % np.uint64(columns)
-    for round_, key in enumerate(keys):
-        if round_ % 2:
-            j = (j + _mixed(i + key) % np.uint64(columns)) % np.uint64(columns)
-        else:
-            i = (i + _mixed(j + key) % np.uint64(rows)) % np.uint64(rows)
-    return i * np.uint64(columns) + j
-
-
-def _mixed(x: Array) -> Array:
-    """The finaliser of splitmix64."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def _permuted(stream: Stream, n: int, box: Box) -> Array:
+    return places(stream, n, np.arange(box[0].start, box[0].stop))

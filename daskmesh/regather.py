@@ -1,7 +1,7 @@
 """Re-gatherings: a result whose every dim is made of stretches of one source dim.
 
-Reversing, rolling, tiling and most ways of padding say, for each tensor dim, where the elements of the result stand in the source:
-a few `Stretch`es, read forwards or backwards, or one element over and over::
+Reversing, rolling, tiling and most ways of padding say, for each tensor dim, where the elements of the result stand in the
+source: a few `Stretch`es, read forwards or backwards, or one element over and over::
 
     roll by 2 of 6      source 4 5 0 1 2 3      (4, +1, 2) (0, +1, 4)
     reflect, 2 before   source 2 1 0 1 2 3      (2, -1, 2) (0, +1, 4)
@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 
 
 class Stretch(NamedTuple):
-    """`size` elements of a dim, from `start` on by `step` (1, -1 or 0); with `start` -1 they are no elements but the fill value."""
+    """`size` elements of a dim, from `start` on by `step` (1, -1 or 0); with `start` -1 it is the fill value, so often."""
 
     start: int
     step: int

@@ -45,9 +45,7 @@ def agree(function: Callable[..., Any], *operands: Any) -> None:
         want = function(*theirs)
     except (IndexError, ValueError, TypeError) as error:
         with pytest.raises(type(error)):
-            result = function(*mine)
-            for x in result if isinstance(result, tuple) else (result,):
-                value(x)
+            evaluate(function, mine)
         return
     got = function(*mine)
     if not isinstance(want, tuple):
@@ -55,6 +53,12 @@ def agree(function: Callable[..., Any], *operands: Any) -> None:
     assert len(got) == len(want)
     for g, w in zip(got, want, strict=True):
         oracle.same(value(g), w)
+
+
+def evaluate(function: Callable[..., Any], operands: list[Any]) -> None:
+    result = function(*operands)
+    for x in result if isinstance(result, tuple) else (result,):
+        value(x)
 
 
 def value(x: DTensor) -> np.ndarray:

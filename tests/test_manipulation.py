@@ -279,7 +279,8 @@ def test_stretches(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 9))
     stretches = []
     for _ in range(data.draw(st.integers(0, 4))):
-        start, step, size = data.draw(st.integers(-1, n - 1)), data.draw(st.sampled_from([1, -1, 0])), data.draw(st.integers(0, 5))
+        start, step = data.draw(st.integers(-1, n - 1)), data.draw(st.sampled_from([1, -1, 0]))
+        size = data.draw(st.integers(0, 5))
         if start < 0:
             step = 0
         most = {1: n - start, -1: start + 1, 0: 5}[step]

@@ -34,8 +34,8 @@ _np: Any = np
 def setitem(x: DTensor, key: Any, value: Any) -> None:
     """``x[key] = value`` with NumPy's rules: the value is broadcast and cast; of repeated indices the last wins.
 
-    **Communication**: none of `x`. A DTensor value is brought to the ranks that it is written to; a mask is cut as `x` is; indices
-    that are a DTensor, and the value that belongs to them, go to every rank.
+    **Communication**: none of `x`. A DTensor value is brought to the ranks that it is written to; a mask is cut as `x` is;
+    indices that are a DTensor, and the value that belongs to them, go to every rank.
     """
     if isinstance(value, DTensor) and value.process_mesh != x.process_mesh:
         raise ValueError(f"x[key] = value: x lies on {x.process_mesh!r}, the value on {value.process_mesh!r}; reshard it first")
@@ -203,7 +203,8 @@ def _brought(value: Any, selection: Layout, cells: Cells, order: Array, world: s
         value = value[order]
         return placed(value, _cut_like(value, selection), world, why)
     if not cells.axes:
-        return placed(value if np.array_equal(order, np.arange(len(order))) else value[order], _cut_like(value, selection), world, why)
+        value = value if np.array_equal(order, np.arange(len(order))) else value[order]
+        return placed(value, _cut_like(value, selection), world, why)
     broad = _cut_like(value, selection)
     even = recut(broad, {0: _even(value.shape[0], len(broad.chunks[0]))})
     base = DTensor(moved(value._node, even, why))
@@ -302,7 +303,7 @@ def _write_masked(local: Array, mask: Array, value: Array, n: int) -> Array:
 def copyto(dst: DTensor, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
     """``np.copyto``: other contents behind the handle `dst`."""
     if not isinstance(dst, DTensor):
-        raise TypeError(f"np.copyto(dst, ...): dst is a {type(dst).__name__}; a DTensor cannot be written into it, gather it first")
+        raise TypeError(f"np.copyto(dst, ...): dst is a {type(dst).__name__}; a DTensor cannot be written into it")
     given = src.dtype if hasattr(src, "dtype") else np.asarray(src).dtype
     if not np.can_cast(given, dst.dtype, casting):
         raise TypeError(f"np.copyto: cannot cast {given} to {dst.dtype} under the rule {casting!r}")

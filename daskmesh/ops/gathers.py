@@ -27,7 +27,7 @@ from daskmesh.regather import Regather, Stretch, ascending, counts, cut, relativ
 from daskmesh.rules import rearranging
 
 __all__ = [
-    "as_operand", "dropped", "fillable", "laid_out", "placed", "rearranged", "recut", "regathered", "renumbered", "split_over", "whole_along",
+    "as_operand", "dropped", "fillable", "laid_out", "placed", "rearranged", "recut", "regathered", "renumbered", "split_over",
 ]  # fmt: skip
 
 Array = Any
@@ -65,18 +65,6 @@ def renumbered(placements: Sequence[Placement], places: Mapping[int, int]) -> tu
     return tuple(
         (Shard(places[p.dim]) if p.dim in places else Replicate()) if isinstance(p, Shard) else p for p in placements
     )
-
-
-def whole_along(x: DTensor, dims: Sequence[int], why: str) -> DTensor:
-    """The same value with some tensor dims not cut.
-
-    **Communication**: an all-gather over the mesh dims that cut them; none if there are none.
-    """
-    layout = x.layout
-    places = {d: d for d in range(x.ndim) if d not in dims}
-    chunks = tuple((n,) if d in dims else c for d, (n, c) in enumerate(zip(layout.shape, layout.chunks, strict=True)))
-    target = laid_out(layout, renumbered(layout.placements, places), chunks)
-    return x if target == layout else DTensor(moved(x._node, target, why))
 
 
 def fillable(x: DTensor) -> DTensor:
@@ -120,8 +108,8 @@ def _rearranged(local: Array, order: tuple[int | None, ...]) -> Array:
 def dropped(x: DTensor, dims: Sequence[int], what: str) -> DTensor:
     """`x` without some dims of size 1.
 
-    **Communication**: none, unless one of them is cut. Then the rank that holds the data shares them out along the longest dim that
-    is not cut, which moves least, or sends a copy to every rank where no dim is as long as there are ranks.
+    **Communication**: none, unless one of them is cut. Then the rank that holds the data shares them out along the longest dim
+    that is not cut, which moves least, or sends a copy to every rank where no dim is as long as there are ranks.
     """
     if not dims:
         return DTensor(x._node)
@@ -159,8 +147,8 @@ def _squeezed(local: Array, dims: tuple[int, ...]) -> Array:
 def regathered(x: DTensor, maps: Mapping[int, Sequence[Stretch]], fill: Any = None, why: str = "") -> DTensor:
     """A result whose dims are made of stretches of those of `x`.
 
-    **Communication**: none along dims that are not cut or whose stretches go forwards: each rank picks from its own part. Other dims
-    are cut anew by the split rule, and each rank loads what it lacks, once.
+    **Communication**: none along dims that are not cut or whose stretches go forwards: each rank picks from its own part. Other
+    dims are cut anew by the split rule, and each rank loads what it lacks, once.
 
     Parameters
     ----------

@@ -27,10 +27,10 @@ _np: Any = np
 def getitem(x: DTensor, key: Any) -> DTensor:
     """``x[key]``: ints, slices, Ellipsis, np.newaxis, integer arrays, masks, and mixtures, with NumPy's rules.
 
-    **Communication**: none for slices with positive steps: each rank slices its part, the parts may be uneven or empty. An integer
-    on a cut dim: what one rank holds is shared out. Integer arrays: each element goes once to each rank that wants it; indices that
-    are a DTensor are looked at when they are used, so that the dims they pick from are gathered first. A mask that is a
-    DTensor: each rank picks its own, at once, for the size of the result has to be known; only counts travel.
+    **Communication**: none for slices with positive steps: each rank slices its part, the parts may be uneven or empty. An
+    integer on a cut dim: what one rank holds is shared out. Integer arrays: each element goes once to each rank that wants it;
+    indices that are a DTensor are looked at when they are used, so that the dims they pick from are gathered first. A mask that
+    is a DTensor: each rank picks its own, at once, for the size of the result has to be known; only counts travel.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Joining, splitting, repeating and padding: results whose dims are made of stretches of the operands' dims."""
+"""Joining, splitting, repeating and turning: results whose dims are made of stretches of the operands' dims."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def concatenate(arrays: Sequence[Any], /, axis: int | None = 0, out: None = None
                 casting: Any = "same_kind") -> DTensor:  # fmt: skip
     """Join arrays along a dim.
 
-    **Communication**: none along a dim that no operand has cut. Else the joined dim is cut by the split rule and each rank loads what
-    it lacks of each operand, once.
+    **Communication**: none along a dim that no operand has cut. Else the joined dim is cut by the split rule and each rank
+    loads what it lacks of each operand, once.
     """
     if out is not None:
         raise TypeError("np.concatenate(out=...): a DTensor is no buffer; write y = np.concatenate(...)")
@@ -249,7 +249,8 @@ def repeat(a: DTensor, repeats: Any, axis: int | None = None) -> DTensor:
     d = normalize_axis_index(0 if axis is None else axis, x.ndim)
     each = np.asarray(repeats)
     if each.size != 1 and each.shape != (x.shape[d],):
-        raise ValueError(f"np.repeat: repeats of shape {each.shape} do not fit dim {d} of size {x.shape[d]}; give one, or one each")
+        n = x.shape[d]
+        raise ValueError(f"np.repeat: repeats of shape {each.shape} do not fit dim {d} of size {n}; give one, or {n}")
     if not np.can_cast(each.dtype, np.int64, "safe"):
         raise TypeError(f"np.repeat: repeats are {each.dtype}; they must be integers")
     if each.size and each.min() < 0:
@@ -326,68 +327,3 @@ def roll(a: DTensor, shift: Any, axis: Any = None) -> DTensor:
         if n and by % n:
             maps[d] = (Stretch(n - by % n, 1, by % n), Stretch(0, 1, n - by % n))
     return regathered(a, maps, why="roll")
-
-
-# -- padding ----------------------------------------------------------------------------------------------------------
-
-_PERIODIC = ("wrap", "reflect", "symmetric")
-
-
-@implements(np.pad)
-def pad(array: DTensor, pad_width: Any, mode: str = "constant", **kwargs: Any) -> DTensor:
-    """Pad; modes constant, empty (zeros), edge, wrap, reflect, symmetric.
-
-    **Communication**: none for constant, empty and edge, since the outer parts grow; else what each rank lacks, once.
-    """
-    allowed = {"constant": {"constant_values"}, "reflect": {"reflect_type"}, "symmetric": {"reflect_type"}}
-    if mode not in ("constant", "empty", "edge", *_PERIODIC):
-        raise TypeError(f"np.pad(mode={mode!r}) is not defined on DTensors; constant, empty, edge, wrap, reflect and symmetric are")
-    if not kwargs.keys() <= allowed.get(mode, set()):
-        raise ValueError(f"unsupported keyword arguments for mode {mode!r}: {sorted(kwargs)}")
-    if kwargs.get("reflect_type", "even") != "even":
-        raise TypeError("np.pad(reflect_type='odd') is not defined on DTensors; 'even' is")
-    if isinstance(pad_width, dict):
-        pad_width = [pad_width.get(d, pad_width.get(d - array.ndim, 0)) for d in range(array.ndim)]
-        pad_width = [(w, w) if isinstance(w, (int, np.integer)) else w for w in pad_width]
-    if np.asarray(pad_width).dtype.kind not in "iu":
-        raise TypeError("`pad_width` must be of integral type.")
-    widths = np.broadcast_to(np.asarray(pad_width), (array.ndim, 2)).tolist()
-    if any(w < 0 for pair in widths for w in pair):
-        raise ValueError("index can't contain negative values")
-    values = np.broadcast_to(np.asarray(kwargs.get("constant_values", 0)), (array.ndim, 2))
-    x = array
-    for d, (before, after) in enumerate(widths):
-        if not before and not after:
-            continue
-        if mode in ("constant", "empty"):
-            x = _constant_pad(x, d, (before, after), values[d])
-            continue
-        if not array.shape[d]:
-            raise ValueError(f"can't extend empty axis {d} using modes other than 'constant' or 'empty'")
-        x = regathered(x, {d: _extended(x.shape[d], before, after, mode)}, why=f"pad, {mode}")
-    return DTensor(x._node)
-
-
-def _constant_pad(x: DTensor, d: int, widths: tuple[int, int], values: Array) -> DTensor:
-    n = x.shape[d]
-    first, last = (v.astype(x.dtype)[()] for v in values)
-    x = regathered(x, {d: (Stretch(-1, 0, widths[0]), Stretch(0, 1, n))}, first) if widths[0] else x
-    return regathered(x, {d: (Stretch(0, 1, x.shape[d]), Stretch(-1, 0, widths[1]))}, last) if widths[1] else x
-
-
-def _extended(n: int, before: int, after: int, mode: str) -> list[Stretch]:
-    """The elements -before to n + after of a dim of size `n`, as the mode goes on beyond the ends."""
-    if mode == "edge" or n == 1:
-        return [Stretch(0, 0, before), Stretch(0, 1, n), Stretch(n - 1, 0, after)]
-    turn = {"wrap": n, "symmetric": n, "reflect": n - 1}[mode]
-    out = []
-    i = -before
-    while i < n + after:
-        lap, at = divmod(i, turn)
-        size = min(turn - at, n + after - i)
-        if mode == "wrap" or lap % 2 == 0:
-            out.append(Stretch(at, 1, size))
-        else:
-            out.append(Stretch(n - 1 - at, -1, size))
-        i += size
-    return out

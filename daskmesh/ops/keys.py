@@ -235,8 +235,8 @@ def forward(steps: Steps) -> Steps:
 def sliced(x: DTensor, steps: Mapping[int, Steps], ints: Mapping[int, int] | None = None) -> DTensor:
     """Slices of some dims; integers give dims of size 1.
 
-    **Communication**: none where steps are positive or the dim is not cut: each rank slices its own part. A cut dim read backwards
-    is then reversed.
+    **Communication**: none where steps are positive or the dim is not cut: each rank slices its own part. A cut dim read
+    backwards is then reversed.
     """
     layout = x.layout
     wanted = dict(steps) | {d: Steps(i, 1, 1) for d, i in (ints or {}).items()}

@@ -1,4 +1,4 @@
-"""Views: transposing, adding and dropping dims, broadcasting. None of them moves anything, but for dims of size 1 that are cut."""
+"""Transposing, adding and dropping dims, broadcasting, reshaping; little moves, and much of it nothing."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ def reshape(a: DTensor, /, shape: Any, order: str = "C", *, copy: bool | None = 
     Dims that the reshape merges or splits form groups. Within a group the cut stays with the first dim, whose parts are runs of
     the group in row-major order; the parts of the result are the nearest whole rows.
 
-    **Communication**: none where parts begin at whole rows of the result; else the rows at the borders. A cut within a group goes to
-    its first dim first.
+    **Communication**: none where parts begin at whole rows of the result; else the rows at the borders. A cut within a group
+    goes to its first dim first.
     """
     to = _wanted(shape, a.size, a.shape)
     if copy is False:

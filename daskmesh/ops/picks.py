@@ -1,4 +1,4 @@
-"""Elements picked by integer arrays, of dims that may be cut: packed where they lie, loaded once, put in order where they are wanted.
+"""Elements picked by integer arrays, of dims that may be cut: packed where they lie, loaded once, put in order where wanted.
 
 The dims that are picked count as one. Each element wanted lies with one *cell*: a coordinate along the mesh dims that cut them::
 
@@ -7,8 +7,8 @@ The dims that are picked count as one. Each element wanted lies with one *cell*:
                           loaded by the new parts    0 5 | 1 4
                           put in order               5 0 | 4 1
 
-Every element moves at most once to each rank that wants it, in one run per pair of ranks. Where the elements wanted come in the order
-of the cells, as those of a mask do, each rank picks its own and nothing moves.
+Every element moves at most once to each rank that wants it, in one run per pair of ranks. Where the elements wanted come in the
+order of the cells, as those of a mask do, each rank picks its own and nothing moves.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Dims that a reshape merges and splits form *groups*: least stretches of dims, be
     (2, 3, 4, 5) -> (6, 20)       groups  (2, 3) -> (6,)    (4, 5) -> (20,)
 
 Within a group, a part of the first dim is a run of the group's elements in row-major order. So the cuts of a group are brought to
-its first dim, the group is flattened where it lies, its parts are shifted to the nearest whole rows of the result, and it is split.
+its first dim, the group is flattened where it lies, its parts are shifted to the nearest whole rows of the result, and it is
+split.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def groups(old: Shape, new: Shape) -> list[Group]:
 def reshaped(x: DTensor, shape: Shape) -> DTensor:
     """`x` in another shape of the same size, in row-major order.
 
-    **Communication**: none where the parts of the first dim of each group begin at whole rows of the result, and no other dim of a
-    group is cut.
+    **Communication**: none where the parts of the first dim of each group begin at whole rows of the result, and no other dim
+    of a group is cut.
     """
     if shape == x.shape:
         return DTensor(x._node)
