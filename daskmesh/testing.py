@@ -25,6 +25,7 @@ import pytest
 from distributed import Client, LocalCluster, default_client, futures_of, wait
 
 from daskmesh import transport
+from daskmesh.checks import gradient_check
 from daskmesh.dtensor import DTensor
 from daskmesh.graph import gather
 from daskmesh.layout import make_layout, normalise_placements
@@ -35,7 +36,7 @@ from daskmesh.world import shutdown, world_for
 
 __all__ = [
     "assert_bytes_moved", "assert_layout", "daskmesh_cluster", "daskmesh_mesh", "daskmesh_rng", "daskmesh_seed",
-    "pytest_addoption", "pytest_report_header",
+    "gradient_check", "pytest_addoption", "pytest_report_header",
 ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from daskmesh.checks import gradient_check
 from daskmesh.cotangents import DTensorVSpace
 from daskmesh.exchange import Exchange
 from daskmesh.tape import followed
+from daskmesh.testing import assert_bytes_moved
 
 pytestmark = pytest.mark.cluster
 M2, M3, M4 = (dm.init_mesh(n, ["x"]) for n in (2, 3, 4))
@@ -253,6 +254,41 @@ def test_data_parallel_gradients_cost_one_all_reduce() -> None:
     np.testing.assert_allclose(np.asarray(gradient), 2 * A.T @ (A @ B))
     terms = dm.zeros(B.shape, mesh=M4, placements=[Partial()])
     assert gradient.explain().total_bytes == terms.reshard([Replicate()]).explain().total_bytes == 4 * 3 * B.nbytes
+
+
+PLACED = [
+    [Shard(0), Replicate()], [Shard(0), Shard(1)], [Shard(1), Shard(1)], [Replicate(), Replicate()], [Partial(), Shard(0)],
+    [Replicate(), Partial("max")], [Partial("avg"), Partial()],
+]  # fmt: skip
+
+
+def cut_of_c(box: Any) -> Any:
+    return C[box]
+
+
+@pytest.mark.parametrize("source", PLACED, ids=str)
+@pytest.mark.parametrize("target", PLACED, ids=str)
+def test_backward_of_a_reshard_moves_what_the_dual_plan_says(source: Any, target: Any) -> None:
+    x = dm.shard_tensor(A, M22, source)
+    y, pull = dm.vjp(lambda x: x.reshard(target))(x)
+    g = dm.from_callback(C.shape, C.dtype, M22, [Replicate() if isinstance(p, Partial) else p for p in y.placements], cut_of_c)
+    goal = [Replicate() if isinstance(p, Partial) else p for p in source]
+    gradient = pull(g)
+    assert gradient.placements == tuple(goal)
+    np.testing.assert_array_equal(assert_bytes_moved(gradient, g.reshard(goal).explain()), C)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output", "terms"),
+    [([Shard(0)], [Shard(0)], 0), ([Replicate()], [Shard(0)], 1), ([Replicate()], [Replicate()], 1)],
+)
+def test_backward_of_a_region_moves_no_more_than_the_sum_of_replicas(inputs: Any, output: Any, terms: int) -> None:
+    f = dm.local_map(lambda t: np.tanh(t) * 2, out_placements=[output])
+    x = dm.from_callback(C.shape, C.dtype, M3, inputs, cut_of_c)
+    value, pull = dm.vjp(f)(x)
+    g = dm.zeros(value.shape, mesh=M3, placements=[p if isinstance(p, Shard) else Replicate() for p in output])
+    summed = dm.zeros(A.shape, mesh=M3, placements=[Partial()]).reshard([Replicate()]).explain().total_bytes
+    assert_bytes_moved(pull(g), terms * summed)
 
 
 def test_embedding_lookup_by_ids_that_are_cut() -> None:
