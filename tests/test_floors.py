@@ -75,9 +75,10 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins clients world meeting "
-    "registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion eager creation "
-    "mapping shmem shmem_ops recorded acting allocation onesided signals waits atomics collectives layer checks testing demo cli".split()
+    "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins clients world "
+    "meeting registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion eager "
+    "creation mapping shmem shmem_ops recorded acting allocation onesided signals waits atomics collectives layer checks "
+    "testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 
