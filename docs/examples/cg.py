@@ -9,7 +9,7 @@ import numpy as np
 import daskmesh as dm
 from daskmesh.collectives import all_reduce, halo_exchange
 
-ROWS = 16  # handled at once, so that what is read and written stays in the cache
+ROWS = 32  # handled at once, so that what is read and written stays in the cache
 
 
 def solve(b: dm.DTensor, tolerance: float = 1e-8, turns: int = 1000) -> tuple[dm.DTensor, dm.DTensor]:
