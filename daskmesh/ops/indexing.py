@@ -14,7 +14,7 @@ from daskmesh.ops.gathers import dropped, rearranged
 from daskmesh.ops.keys import Key, mask_alone, parse, settled, sliced
 from daskmesh.ops.kinds import dtype_of, operand, record
 from daskmesh.ops.masks import masked
-from daskmesh.ops.picks import picked, picked_whole
+from daskmesh.ops.picks import picked, picked_from_parts
 from daskmesh.rules import Signature, elementwise
 
 __all__: list[str] = []
@@ -29,8 +29,9 @@ def getitem(x: DTensor, key: Any) -> DTensor:
 
     **Communication**: none for slices with positive steps: each rank slices its part, the parts may be uneven or empty. An
     integer on a cut dim: what one rank holds is shared out. Integer arrays: each element goes once to each rank that wants it;
-    indices that are a DTensor are looked at when they are used, so that the dims they pick from are gathered first. A mask that
-    is a DTensor: each rank picks its own, at once, for the size of the result has to be known; only counts travel.
+    indices that are a DTensor are looked at when they are used: every rank picks what it holds, and what comes out is summed; or
+    the dims they pick from are gathered, whichever moves less. A mask that is a DTensor: each rank picks its own, at once, for
+    the size of the result has to be known; only counts travel.
 
     Raises
     ------
@@ -74,7 +75,7 @@ def _with_scalar_mask(x: DTensor, key: Any) -> DTensor | None:
 def _picked(y: DTensor, k: Key) -> DTensor:
     dims, index = list(k.arrays), list(k.arrays.values())
     if any(isinstance(i, DTensor) for i in index):
-        return picked_whole(y, dims, index, k.place)
+        return picked_from_parts(y, dims, index, k.place)
     return picked(y, dims, index, k.place, "elements picked by integer arrays")
 
 
@@ -106,7 +107,7 @@ def take(a: DTensor, indices: Any, axis: int | None = None, out: None = None, mo
     d = normalize_axis_index(0 if axis is None else axis, x.ndim)
     index = _bounded(indices, x.shape[d], d, mode)
     if isinstance(index, DTensor):
-        return picked_whole(x, [d], [index], d)
+        return picked_from_parts(x, [d], [index], d)
     if index.ndim == 0:
         return getitem(x, (*(slice(None),) * d, int(index)))
     return picked(x, [d], [index], d, "take")

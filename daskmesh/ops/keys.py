@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -243,15 +244,29 @@ def sliced(x: DTensor, steps: Mapping[int, Steps], ints: Mapping[int, int] | Non
     wanted = {d: s for d, s in wanted.items() if s != (0, 1, x.shape[d])}
     if not wanted:
         return DTensor(x._node)
-    turned = [d for d, s in wanted.items() if s.step < 0 and s.size and layout.shard_axes[d]]
-    parts = {d: parts_of(layout, d, forward(s) if d in turned else s) for d, s in wanted.items()}
-    sizes = {d: tuple(_length(s, n) for s, n in zip(parts[d], layout.chunks[d], strict=True)) for d in wanted}
-    target = recut(layout, sizes)
-    index = {"layout": layout, "parts": parts}
-    y = DTensor(Local(target, x._node.world, slice_local, (x._node,), index, located=True))
+    cut = _cut(layout, tuple(wanted.items()))
+    turned = cut.turned
+    index = {"layout": layout, "parts": cut.parts}
+    y = DTensor(Local(cut.target, x._node.world, slice_local, (x._node,), index, located=True))
     if turned:
         y = regathered(y, {d: (Stretch(y.shape[d] - 1, -1, y.shape[d]),) for d in turned}, why="slice with a negative step")
     return y
+
+
+class _Cut(NamedTuple):
+    """How slices of some dims come out: the layout, each part's own slice, and the cut dims that are still to be reversed."""
+
+    target: Layout
+    parts: dict[int, tuple[slice, ...]]
+    turned: tuple[int, ...]
+
+
+@lru_cache(4096)
+def _cut(layout: Layout, wanted: tuple[tuple[int, Steps], ...]) -> _Cut:
+    turned = tuple(d for d, s in wanted if s.step < 0 and s.size and layout.shard_axes[d])
+    parts = {d: parts_of(layout, d, forward(s) if d in turned else s) for d, s in wanted}
+    sizes = {d: tuple(_length(s, n) for s, n in zip(parts[d], layout.chunks[d], strict=True)) for d in parts}
+    return _Cut(recut(layout, sizes), parts, turned)
 
 
 def _length(s: slice, n: int) -> int:
