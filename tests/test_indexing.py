@@ -192,7 +192,13 @@ FUNCTIONS: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "rows": (1, lambda x: tuple(x)),
     "choose": (0, lambda x: np.choose(np.zeros(x.shape, int), [x, x])),
     "trapezoid": (1, np.trapezoid),
+    "gradient": (1, lambda x: tuple(np.gradient(x, axis=(0,), edge_order=1) for _ in range(1))),
+    "gradient 2": (1, lambda x: np.gradient(x, 0.5, axis=-1, edge_order=2)),
+    "gradient places": (1, lambda x: np.gradient(x, np.arange(x.shape[0]) ** 2.0, axis=0, edge_order=2)),
 }
+
+
+NUMBERS = ("trapezoid", "gradient", "gradient 2", "gradient places")
 
 
 @pytest.mark.usefixtures("sync")
@@ -201,7 +207,7 @@ def test_functions_agree_with_numpy(name: str) -> None:
     low, function = FUNCTIONS[name]
 
     @few(10)
-    @given(cases(low=low, dtypes=["f8", "i8", "i4", "?"] if name != "trapezoid" else ["f8", "i4"]))
+    @given(cases(low=low, dtypes=["f8", "i8", "i4", "?"] if name not in NUMBERS else ["f8", "i4"]))
     def run(case: Case) -> None:
         agree(function, case)
 
@@ -392,6 +398,27 @@ def test_rows_of_an_uneven_table() -> None:
     np.testing.assert_array_equal(y, [[0, 1], [8, 9], [4, 5]])
     np.testing.assert_array_equal(y + 1, [[1, 2], [9, 10], [5, 6]])
     np.testing.assert_array_equal(y + 1, [[1, 2], [9, 10], [5, 6]])
+
+
+def test_a_table_that_is_much_longer_than_the_indices_stays_where_it_is() -> None:
+    x = sharded((1000, 4), [S0])
+    y = x[dm.shard_tensor(np.array([999, -1, 3, 500, 0, 7, 8, 9]), FOUR, [S0])]
+    assert y.placements == (S0,)
+    assert y.explain().total_bytes == 4 * 6 * 8 + 3 * 8 * 4 * 8  # the indices to all, then the rows reduced and scattered
+    oracle.same(y, np.arange(4000).reshape(1000, 4)[[999, -1, 3, 500, 0, 7, 8, 9]])
+
+
+@pytest.mark.parametrize("kind", ["f8", "f2", "c16", "?", "M8[s]", "U3", "S2"])
+def test_every_dtype_is_picked_bit_by_bit(kind: str) -> None:
+    a = np.array(["2020", "2021", "NaT"] * 3, kind) if kind[0] == "M" else np.arange(9).astype(kind)
+    if a.dtype.kind == "f":
+        a[2], a[7] = -0.0, np.nan
+    x = dm.shard_tensor(a, THREE, [S0])
+    index = np.array([7, 2, 2])
+    for i in (index, dm.shard_tensor(index, THREE, [S0])):
+        got = x[i].compute(scheduler="sync")
+        assert got.dtype == a.dtype
+        assert got.tobytes() == a[index].tobytes()
 
 
 def test_iteration_and_length() -> None:

@@ -215,24 +215,3 @@ def insert(arr: DTensor, obj: Any, values: Any, axis: int | None = None) -> DTen
     at = np.repeat(where, count) if scalar else where
     order = np.insert(np.arange(n), at, n + np.arange(count))
     return take(_np.concatenate([x, added], axis=d), order, d)
-
-
-@implements(np.trapezoid)
-def trapezoid(y: DTensor, x: Any = None, dx: float = 1.0, axis: int = -1) -> DTensor:
-    d = normalize_axis_index(axis, y.ndim)
-    ahead, behind = ((*(slice(None),) * d, s) for s in (slice(1, None), slice(None, -1)))
-    step: Any = dx
-    if x is not None:
-        step = _np.diff(x, axis=0 if np.ndim(x) == 1 else d)
-        if step.ndim == 1:
-            step = step.reshape((-1,) + (1,) * (y.ndim - 1 - d))
-    return _np.sum(step * (y[ahead] + y[behind]) / 2.0, axis=d)  # type: ignore[no-any-return]
-
-
-@implements(np.ediff1d)
-def ediff1d(ary: DTensor, to_end: Any = None, to_begin: Any = None) -> DTensor:
-    x = _np.ravel(ary)
-    pieces = [to_begin, x[1:] - x[:-1], to_end]
-    given = [p for p in pieces if p is not None]
-    flat = [p if isinstance(p, DTensor) else np.asarray(p, dtype=x.dtype).reshape(-1) for p in given]
-    return _np.concatenate(flat)  # type: ignore[no-any-return]
