@@ -356,7 +356,8 @@ def _size(call: str, name: str) -> int:
         world, client = here.id, here.client
     if (world, name) not in _SIZES:
         if client is not None:
-            known = client.sync(client.scheduler.daskmesh_symmetric_group, world=world, name=name)
+            scheduler: Any = client.scheduler
+            known = client.sync(scheduler.daskmesh_symmetric_group, world=world, name=name)
         else:
             worker: Any = get_worker()
             known = sync(worker.loop, worker.scheduler.daskmesh_symmetric_group, world=world, name=name)

@@ -58,9 +58,9 @@ def run_at_once(
     layouts = tuple(n.layout for n in nodes)
     tasks = rank_tasks(frame, world, name, _unknown, (func, layouts, frame.lead, dict(kwargs or {})), nodes)
     graph = graph_of(Made(frame, world, Layer(name, tasks, tuple(nodes))))
-    held = dask.persist(*(Delayed(key, graph, layer=name) for key in tasks))  # type: ignore[no-untyped-call]
+    held = dask.persist(*(Delayed(key, graph, layer=name) for key in tasks))
     asked = [dask.delayed(_shape_and_dtype)(block, frame.lead) for block in held]
-    kinds = dask.compute(*asked)  # type: ignore[no-untyped-call]
+    kinds = dask.compute(*asked)
     layout = layout_of_locals(frame.mesh, frame.placements, [k[0] for k in kinds], [k[1] for k in kinds])
     blocks = {k: v for block in held for k, v in dict(block.__dask_graph__()).items()}
     return DTensor(Source(layout, world, name, HighLevelGraph({name: TaskLayer(blocks)}, {name: set()})))

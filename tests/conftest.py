@@ -24,9 +24,13 @@ HERE = Path(__file__).parent
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """The environment of a process that must import daskmesh and the tests, installed or not."""
+    """The environment of a process that must import daskmesh and the tests, installed or not.
+
+    Without the allocator's settings, which a nanny in this process leaves in its environment.
+    """
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
     roots = [str(Path(daskmesh.__file__).parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, roots)), **more}
+    return {**ours, "PYTHONPATH": os.pathsep.join(filter(None, roots)), **more}
 
 
 def free_port() -> int:

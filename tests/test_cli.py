@@ -75,7 +75,8 @@ def test_the_demo_finds_a_wrong_answer(embedded: None, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("embedded")
-def test_info_on_the_embedded_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_on_the_embedded_cluster(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)  # what a nanny in this process has left
     dm.ones((4,), mesh=dm.init_mesh(2), placements=[dm.Shard(0)]).persist()
     assert cli.main(["info"]) == 0
     lines = lines_of(capsys)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import pickle
 import subprocess
 import sys
+import uuid
 from typing import Any
 
 import dask
@@ -104,7 +106,7 @@ def test_results_come_in_the_order_of_the_arguments() -> None:
 RAN: list[int] = []
 
 
-def noted(rank: int) -> np.ndarray:
+def noted(turn: str, rank: int) -> np.ndarray:
     RAN.append(rank)
     return np.arange(3)
 
@@ -122,7 +124,8 @@ def noted(rank: int) -> np.ndarray:
 )
 def test_compute_fetches_one_replica_and_persist_holds_all(threads: Client, ask: Any, ranks: list[int]) -> None:
     """The function runs on the ranks of one replica, each once; on all ranks where all are held."""
-    x = dm.dtensor_from_local(noted, MESH, [S0, R], shape=((6,), int))
+    # A function that no other turn has: its keys may still be held from there.
+    x = dm.dtensor_from_local(functools.partial(noted, uuid.uuid4().hex), MESH, [S0, R], shape=((6,), int))
     RAN.clear()
     assert ask(x, threads) == [0, 1, 2] * 2
     assert sorted(RAN) == ranks
