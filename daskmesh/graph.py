@@ -144,9 +144,10 @@ class Source(Node):
     def __init__(self, layout: Layout, world: str, name: str, graph: HighLevelGraph) -> None:
         super().__init__(layout, world)
         self.graph = graph
-        tasks: Mapping[Key, Any] = graph.layers.get(name, {})
+        layers: Mapping[str, Any] = graph.layers
+        tasks: Mapping[Key, Any] = layers.get(name, {})
         rest: dict[str, tuple[Mapping[Key, Any], frozenset[str]]] = {
-            k: (layer, frozenset(graph.dependencies.get(k, ()))) for k, layer in graph.layers.items() if k != name
+            k: (layer, frozenset(graph.dependencies.get(k, ()))) for k, layer in layers.items() if k != name
         }
         self._layer = Layer(name, tasks, extra=rest, extra_reads=frozenset(graph.dependencies.get(name, ())))
 
