@@ -171,7 +171,8 @@ def slot_of(call: str, src: Any, row: int, shape: Any, offsets: Any) -> Slot:
 def choice(call: str, what: str, value: Any, kind: type[Enum], allowed: Sequence[Enum] | None = None) -> str:
     """The value of an enum member."""
     if not isinstance(value, kind):
-        raise TypeError(f"{call}: {what} must be of type {kind.__name__}, got {value!r}; write {kind.__name__}.{next(iter(kind)).name}")
+        example = f"{kind.__name__}.{next(iter(kind)).name}"
+        raise TypeError(f"{call}: {what} must be of type {kind.__name__}, got {value!r}; write {example}")
     if allowed is not None and value not in allowed:
         raise ValueError(f"{call}: {what} must be one of {[a.name for a in allowed]}, got {value.name}")
     return str(value.value)
