@@ -148,6 +148,36 @@ def test_case_7_rows_to_columns(shell_client: Client) -> None:
     np.testing.assert_array_equal(y.compute(), table)
 
 
+def test_case_8_a_contraction_over_the_cut_dim_leaves_terms(shell_client: Client) -> None:
+    mesh = init_mesh(4, ["x"])
+    x, y = (held(dm.ones((9, k), mesh=mesh, placements=[S0])) for k in (3, 2))
+    before = sent(shell_client)
+    z = held(x.T @ y)
+    assert z.placements == (P,)
+    assert sent(shell_client) == before
+    np.testing.assert_array_equal(np.asarray(z), np.full((3, 2), 9.0))
+
+
+def test_case_9_a_contraction_holds_one_term_per_rank(shell_client: Client) -> None:
+    a, b = (held(dm.ones((4, 2, 2, 2, 2), mesh=init_mesh(4, ["x"]), placements=[S0])) for _ in "ab")
+    z = np.tensordot(a, b, axes=(0, 0))
+    assert (z.shape, z.placements) == ((2,) * 8, (P,))
+    assert [z.local_value(r).size for r in range(4)] == [2**8] * 4
+    np.testing.assert_array_equal(np.asarray(z), np.full((2,) * 8, 4.0))
+
+
+@pytest.mark.parametrize("n", [4, 7])
+def test_case_11_a_stencil_moves_faces(shell_client: Client, n: int) -> None:
+    def stencil(local: np.ndarray) -> np.ndarray:
+        wide = dm.collectives.halo_exchange(local, (1, 0), "x", "periodic")
+        return wide[:-2] + wide[1:-1] + wide[2:]
+
+    data = np.arange(n * 3.0).reshape(n, 3)
+    x = dm.shard_tensor(data, init_mesh(2, ["x"]), [S0])
+    got = dm.local_map(stencil, [[S0]], out_shapes=[(n, 3)])(x)
+    np.testing.assert_array_equal(np.asarray(got), np.roll(data, 1, 0) + data + np.roll(data, -1, 0))
+
+
 def test_case_10_anomalies(shell_client: Client) -> None:
     """d 5359: only rows of means move."""
     x = held(dm.shard_tensor(np.random.default_rng(1).normal(size=(600, 5)), init_mesh(4), [S0]))
