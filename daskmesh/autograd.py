@@ -29,6 +29,8 @@ from daskmesh.ops.contractions import spelled_out
 from daskmesh.placement import Partial, Placement
 from daskmesh.routes import Followed, refuse
 from daskmesh.sharing import share
+from daskmesh.tape import LocalArray, as_local
+from daskmesh.trees import build, flatten
 from daskmesh.vjps import contract
 
 __all__ = ["DTensorBox", "grad", "jacobian", "value_and_grad", "vjp"]
@@ -165,7 +167,7 @@ def vjp(fun: Callable[..., Any], argnum: Argnum = 0) -> Callable[..., tuple[Any,
     @functools.wraps(fun)
     def evaluate(*args: Any, **kwargs: Any) -> tuple[Any, Callable[[Any], Any]]:
         x, value, pull = _followed(fun, argnum, args, kwargs)
-        return value, lambda g: _settled(pull(g), x)
+        return _plain(value), lambda g: _settled(pull(g), x)
 
     return evaluate
 
@@ -216,7 +218,7 @@ def value_and_grad(fun: Callable[..., Any], argnum: Argnum = 0) -> Callable[...,
             )
         gradient = _settled(pull(_one(value)), x)
         share([leaf._node for leaf in (value, *_leaves(gradient)) if isinstance(leaf, DTensor)], reach)
-        return value, gradient
+        return _plain(value), gradient
 
     return evaluate
 
@@ -279,6 +281,10 @@ def jacobian(fun: Callable[..., Any], argnum: int = 0) -> Callable[..., Any]:
     return derivatives
 
 
+def _plain(value: Any) -> Any:
+    return np.asarray(value)[()] if isinstance(value, LocalArray) else value
+
+
 def _one(value: Any) -> Any:
     return np.ones_like(value) if running() is not None else vspace(value).ones()
 
@@ -311,10 +317,17 @@ def _followed(
         if gang is not None:
             value, pull = followed_inside(gang, of, x)
         else:
-            pull, value = make_vjp(of, x)
+            pull, value = make_vjp(of, _followable(x))
     except NotImplementedError as error:
         raise TypeError(f"{_name(fun)} cannot be differentiated: {error}") from error
     return x, value, pull
+
+
+def _followable(x: Any) -> Any:
+    """The same with arrays of NumPy's as a kind whose boxes plain NumPy can work on."""
+    leaves, tree = flatten(x)
+    plain = (np.ndarray, np.generic, float, complex)
+    return build(tree, [as_local(np.asarray(v)) if isinstance(v, plain) else v for v in leaves])
 
 
 def _expect_real(x: Any, n: int, fun: Callable[..., Any]) -> None:
@@ -340,7 +353,7 @@ def _settled(g: Any, x: Any) -> Any:
     if isinstance(x, (list, tuple)):
         return type(x)(_settled(g[k], v) for k, v in enumerate(x))
     if not isinstance(getval(x), DTensor):
-        return g
+        return relaid(g, whole(getval(g).layout)) if isinstance(getval(g), DTensor) else _plain(g)
     target = whole(getval(x).layout)
     if not isinstance(getval(g), DTensor):
         g = shard_tensor(np.broadcast_to(g, target.shape), target.mesh, target.placements)

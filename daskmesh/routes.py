@@ -8,7 +8,6 @@ rule for are written with others that have one. What cannot be followed is refus
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
@@ -16,9 +15,9 @@ import autograd.numpy as anp
 import numpy as np
 from autograd.extend import primitive as _primitive
 from autograd.numpy.numpy_boxes import ArrayBox
-from autograd.tracer import getval, isbox
+from autograd.tracer import isbox, trace_primitives_map
 
-__all__ = ["Followed", "composes", "primitive", "refuse"]
+__all__ = ["Followed", "boxes_in", "composes", "has_box", "primitive", "reduces", "refuse"]
 
 Array = Any
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,6 +62,17 @@ def composes(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], C
     return enter
 
 
+_REDUCING: dict[np.ufunc, Callable[..., Any]] = {
+    np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min,
+    np.logical_and: np.all, np.logical_or: np.any,
+}  # fmt: skip
+
+
+def reduces(ufunc: np.ufunc, func: Callable[..., Any]) -> None:
+    """Let ``ufunc.reduce`` be ``func(x, axis=, keepdims=)``."""
+    _REDUCING[ufunc] = func
+
+
 def boxes_in(values: Any) -> Iterator[Any]:
     """The boxes among some values, in nested lists and tuples too."""
     for value in values:
@@ -72,9 +82,23 @@ def boxes_in(values: Any) -> Iterator[Any]:
             yield from boxes_in(value)
 
 
+def has_box(values: Any) -> bool:
+    """Whether there is a box among some values."""
+    return next(boxes_in(values), None) is not None
+
+
+def _refuse_ignored(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError for options that autograd's rules do not look at."""
+    for option, default in (("where", True), ("initial", None), ("out", None)):
+        value = kwargs.get(option, default)
+        if value is not default and value is not np._NoValue:
+            refuse(f"{_name(func)}({option}=...)")
+
+
 def _name(func: Callable[..., Any]) -> str:
-    module = getattr(func, "__module__", None) or "numpy"
-    return f"{'np' if module.startswith('numpy') else module}.{getattr(func, '__name__', func)}"
+    name = getattr(func, "__name__", str(func))
+    module = getattr(func, "__module__", None) or ("numpy" if getattr(np, name, None) is func else "")
+    return f"np.{name}" if module.startswith("numpy") else f"{module}.{name}".lstrip(".")
 
 
 class Followed(ArrayBox):  # type: ignore[misc]
@@ -94,9 +118,9 @@ class Followed(ArrayBox):  # type: ignore[misc]
         if method != "__call__":
             refuse(f"np.{ufunc.__name__}.{method}")
         given = {k: v for k, v in kwargs.items() if k != "out"}
-        if ufunc in _AUTOGRAD and ufunc not in self.own and ufunc not in _COMPOSED:
+        if ufunc not in self.own and ufunc not in _COMPOSED and (ufunc in _AUTOGRAD or ufunc in trace_primitives_map):
             if given.get("where", True) is not True:
-                refuse(f"np.{ufunc.__name__}(where=...)")
+                refuse(f"{_name(ufunc)}(where=...)")
             given["called_by_autograd_dispatcher"] = True
         return self._routed(ufunc, inputs, given)
 
@@ -104,11 +128,14 @@ class Followed(ArrayBox):  # type: ignore[misc]
         return self._routed(func, args, kwargs)
 
     def _routed(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        route = self.own.get(func) or _COMPOSED.get(func) or _AUTOGRAD.get(func)
+        # The last: what autograd wraps besides NumPy, such as the ufuncs of scipy.special once autograd.scipy is imported.
+        route: Any = self.own.get(func) or _COMPOSED.get(func) or _AUTOGRAD.get(func) or trace_primitives_map.get(func)
         if route is None:
             refuse(_name(func))
-        if any(boxes_in(kwargs.values())) and route is _AUTOGRAD.get(func):
-            args, kwargs = _positional(func, args, kwargs)
+        if route is _AUTOGRAD.get(func):
+            if has_box(kwargs.values()):
+                args, kwargs = _positional(func, args, kwargs)
+            _refuse_ignored(func, kwargs)
         primitive = getattr(route, "_is_autograd_primitive", False)
         if primitive and not any(map(isbox, args)):
             refuse(f"{_name(func)} of arrays inside a list")
@@ -189,13 +216,25 @@ class Followed(ArrayBox):  # type: ignore[misc]
         """The value itself: it cannot be written to."""
         return self
 
-    def take(self, indices: Any, axis: int | None = None) -> Any:
-        """``np.take(self, indices, axis)``."""
-        return np.take(self, indices, axis)
+    def transpose(self, *axes: Any) -> Any:
+        """``np.transpose(self, axes)``."""
+        return np.transpose(self, axes if len(axes) > 1 else axes[0] if axes else None)
 
-    def ptp(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """``np.ptp(self, axis)``."""
-        return np.ptp(self, axis, keepdims=keepdims)
+
+def _method(func: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return func(self, *args, **kwargs)
+
+    call.__name__, call.__doc__ = func.__name__, f"``np.{func.__name__}``."
+    return call
+
+
+# autograd's own methods go past the table.
+for _func in (
+    np.sum, np.prod, np.mean, np.max, np.min, np.var, np.std, np.ptp, np.any, np.all, np.argmax, np.argmin, np.cumsum, np.cumprod,
+    np.clip, np.diagonal, np.trace, np.repeat, np.squeeze, np.swapaxes, np.ravel, np.take, np.argsort, np.round,
+):  # fmt: skip
+    setattr(Followed, _func.__name__, _method(_func))
 
 
 def _positional(
@@ -206,138 +245,6 @@ def _positional(
         bound = inspect.signature(func).bind(*args, **kwargs)
     except (TypeError, ValueError):
         refuse(f"{_name(func)} of an array given by keyword")
-    if any(boxes_in(bound.kwargs.values())):
+    if has_box(bound.kwargs.values()):
         refuse(f"{_name(func)} of an array given by keyword")
     return bound.args, bound.kwargs
-
-
-# -- functions without a rule, written with others ----------------------------------------------------------------------
-
-_REDUCING: dict[np.ufunc, Callable[..., Any]] = {
-    np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min,
-    np.logical_and: np.all, np.logical_or: np.any,
-}  # fmt: skip
-
-
-@composes(np.where)
-def _where(condition: Any, *values: Any) -> Any:
-    if len(values) != 2:
-        return anp.where(condition, *values)
-    # autograd's rule wants both to have the result's shape.
-    shape = np.broadcast_shapes(np.shape(condition), *map(np.shape, values))
-    full = [v + np.zeros(shape, v.dtype) if isbox(v) and v.shape != shape else v for v in values]
-    return anp.where(condition, *full)
-
-
-@composes(np.clip)
-def _clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
-    low = a_min if min is None else min
-    high = a_max if max is None else max
-    if isbox(low) or isbox(high):
-        return np.minimum(np.maximum(a, low), high)
-    low, high = (-np.inf if low is None else low), (np.inf if high is None else high)
-    return np.where(np.logical_and(a >= low, a <= high), a, np.clip(getval(a), low, high))
-
-
-@composes(np.take)
-def _take(a: Any, indices: Any, axis: int | None = None, **unknown: Any) -> Any:
-    if unknown:
-        refuse(f"np.take({', '.join(unknown)}=...)")
-    indices = np.asarray(indices) if isinstance(indices, (list, tuple)) else indices
-    if axis is None:
-        return np.ravel(a)[indices]
-    return a[(*(slice(None),) * (axis % np.ndim(a)), indices)]
-
-
-@composes(np.flip)
-def _flip(m: Any, axis: Any = None) -> Any:
-    axes = range(np.ndim(m)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    backwards = {d % np.ndim(m) for d in axes}
-    return m[tuple(slice(None, None, -1) if d in backwards else slice(None) for d in range(np.ndim(m)))]
-
-
-@composes(np.ptp)
-def _ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    return np.max(a, axis=axis, keepdims=keepdims) - np.min(a, axis=axis, keepdims=keepdims)
-
-
-@composes(np.average)
-def _average(a: Any, axis: Any = None, weights: Any = None) -> Any:
-    if weights is None:
-        return np.mean(a, axis=axis)
-    if np.shape(weights) != np.shape(a):
-        weights = np.expand_dims(weights, tuple(d for d in range(np.ndim(a)) if d != axis % np.ndim(a)))
-    return np.sum(a * weights, axis=axis) / np.sum(weights * np.ones(np.shape(a)), axis=axis)
-
-
-@composes(np.broadcast_to)
-def _broadcast_to(array: Any, shape: Any) -> Any:
-    shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    lead = len(shape) - np.ndim(array)
-    return anp.broadcast_to(anp.reshape(array, (1,) * lead + np.shape(array)) if lead else array, shape)
-
-
-@composes(np.vdot)
-def _vdot(a: Any, b: Any) -> Any:
-    return np.sum(np.ravel(np.conj(a)) * np.ravel(b))
-
-
-@composes(np.vecdot)
-def _vecdot(a: Any, b: Any) -> Any:
-    return np.sum(np.conj(a) * b, axis=-1)
-
-
-@composes(np.positive)
-def _same(x: Any) -> Any:
-    return x
-
-
-@composes(np.copy)
-def _copied(a: Any) -> Any:
-    return a
-
-
-@composes(np.cbrt)
-def _cbrt(x: Any) -> Any:
-    return np.sign(x) * np.abs(x) ** (1 / 3)
-
-
-@composes(np.float_power)
-def _float_power(x: Any, y: Any) -> Any:
-    return np.power(x, y)
-
-
-@composes(np.nansum)
-def _nansum(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    return np.sum(np.where(np.isnan(a), 0.0, a), axis=axis, keepdims=keepdims)
-
-
-@composes(np.nanmean)
-def _nanmean(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    count = np.sum(np.logical_not(np.isnan(a)), axis=axis, keepdims=keepdims)
-    return _nansum(a, axis, keepdims) / count
-
-
-@composes(np.matrix_transpose)
-def _matrix_transpose(x: Any) -> Any:
-    return np.swapaxes(x, -1, -2)
-
-
-@composes(np.take_along_axis)
-def _take_along_axis(arr: Any, indices: Any, axis: int = -1) -> Any:
-    grid: list[Any] = list(np.ogrid[tuple(map(slice, np.shape(indices)))])
-    grid[axis] = indices
-    return arr[tuple(grid)]
-
-
-@composes(np.diagonal)
-def _diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-    a = np.moveaxis(a, (axis1, axis2), (-2, -1))
-    first, second = max(-offset, 0), max(offset, 0)
-    at = np.arange(max(min(a.shape[-2] - first, a.shape[-1] - second), 0))
-    return a[..., at + first, at + second]
-
-
-@composes(np.linalg.multi_dot)
-def _multi_dot(arrays: Any) -> Any:
-    return list(itertools.accumulate(arrays, np.dot))[-1]

@@ -24,7 +24,7 @@ from autograd.extend import VJPNode, VSpace, defvjp
 from autograd.numpy.numpy_vspaces import ArrayVSpace, ComplexArrayVSpace
 from autograd.tracer import isbox, new_box
 
-from daskmesh import joins as _joins  # noqa: F401  fills the table of routes
+from daskmesh import compositions as _compositions  # noqa: F401  fills the table of routes
 from daskmesh.gang import CURRENT_GANG
 from daskmesh.routes import Followed, primitive, refuse
 
@@ -77,11 +77,32 @@ class LocalBox(Followed):
 
     @staticmethod
     def __daskmesh_function__(func: Any, args: Any, kwargs: Any) -> Any:
-        refuse(f"{getattr(func, '__name__', 'local_map')} inside a function that runs on a rank")
+        name = getattr(func, "__name__", "local_map")
+        if CURRENT_GANG.get() is not None:
+            refuse(f"{name}() inside a function that runs on a rank")
+        refuse(f"{name}() of a NumPy array, which is no DTensor yet: place it with shard_tensor outside; so it")
+
+
+class _Adding:
+    """Cotangents of a NumPy array may be DTensors, which no NumPy array can take in place."""
+
+    def _mut_add(self, x: Any, y: Any) -> Any:
+        if isinstance(x, np.ndarray) and isinstance(y, (np.ndarray, np.generic, float, complex)):
+            x += y
+            return x
+        return x + y
+
+
+class _RealSpace(_Adding, ArrayVSpace):  # type: ignore[misc]
+    pass
+
+
+class _ComplexSpace(_Adding, ComplexArrayVSpace):  # type: ignore[misc]
+    pass
 
 
 def _vspace(value: Array) -> VSpace:
-    return ComplexArrayVSpace(value) if np.iscomplexobj(value) else ArrayVSpace(value)
+    return _ComplexSpace(value) if np.iscomplexobj(value) else _RealSpace(value)
 
 
 LocalBox.register(LocalArray)

@@ -200,6 +200,10 @@ def _ravel(argnum: int, ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return lambda g: np.reshape(g, args[0].shape, order=order)
 
 
+def _array(argnum: int, ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], Any]:
+    refuse("autograd.numpy.array of a DTensor, which gathers it (autograd.numpy.stack calls it: use np.stack),")
+
+
 def _trace(argnum: int, ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], Any]:
     x, offset = args[0], kwargs.get("offset", args[1] if len(args) > 1 else 0)
     if x.ndim != 2 or len(args) > 2 or set(kwargs) - {"offset"}:
@@ -218,6 +222,7 @@ def _ones_on_diagonal(coord: Coord, layout: Layout, offset: int) -> Array:
 for _primitive, _make in (
     (anp.where, _where), (anp.broadcast_to, _broadcast_to), (anp.expand_dims, _expand_dims), (anp.squeeze, _squeeze),
     (anp.transpose, _transpose), (anp.trace, _trace), (anp.reshape, _reshape), (anp.ravel, _ravel),
+    (anp._array_from_scalar_or_array, _array),
 ):  # fmt: skip
     _for_dtensors(_primitive, _make)
 

@@ -62,7 +62,7 @@ FLOORS: list[tuple[int, str]] = [
     (8, "ops.* random"),
     (8, "ops"),
     (9, "routes array_api"),
-    (9, "joins cotangents"),
+    (9, "compositions cotangents"),
     (9, "tape"),
     (9, "duals items vjps"),
     (9, "backward inside"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import autograd
 import autograd.numpy as anp
 import dask
 import numpy as np
@@ -100,6 +101,15 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "repeat tile": lambda x: np.repeat(x, 2, axis=0) ** 2 * np.tile(x, (2, 1)),
     "roll flip": lambda x: np.roll(x, 2, axis=0) * np.flip(x, 0),
     "diff split": lambda x: np.diff(x, axis=0)[:2] ** 2 * np.split(x[:4], 2)[1],
+    "options of sum": lambda x: np.sum(x, axis=0, where=C > 0, keepdims=True) ** 2 + np.sum(x, initial=1.0, dtype="f8"),
+    "pad": lambda x: np.pad(x, ((1, 0), (0, 2))) ** 2,
+    "sort": lambda x: np.sort(x, axis=0) * np.arange(5.0)[:, None],
+    "logaddexp.reduce": lambda x: np.logaddexp.reduce(x, axis=1) * np.multiply.reduce(x, axis=1),
+    "methods": lambda x: x.max(axis=0) * x.transpose(1, 0).sum(axis=1) + x.std() * x.prod() * x.take([1], axis=0).ravel()[0],
+    "nan": lambda x: np.nansum(np.where(C > 0, x, np.nan), axis=0) * np.nanmean(x),
+    "averages": lambda x: np.average(x, axis=0, weights=np.arange(1.0, 6.0)) * np.ptp(x, axis=0),
+    "vdot vecdot": lambda x: np.vdot(x, C) * np.vecdot(x, C),
+    "by keyword": lambda x: np.sum(a=x, axis=0) * np.mean(a=x),
     "softmax": lambda x: softmax(x) * C,
     "logsumexp": lambda x: np.log(np.sum(np.exp(x), axis=1)),
 }
@@ -148,6 +158,36 @@ def test_value_and_gradient_of_a_dictionary_of_parameters() -> None:
     for g, w, p in zip([*got["w"], got["b"]], [*want["w"], want["b"]], [*placed["w"], placed["b"]], strict=True):
         np.testing.assert_allclose(np.asarray(g), w, atol=1e-13)
         assert g.placements == p.placements
+
+
+def test_numpy_arrays_beside_dtensors() -> None:
+    """By NumPy arrays and numbers, too: the gradient is a replicated DTensor, where DTensors take part."""
+    x = dm.shard_tensor(A, M2, [Shard(0)])
+    for f in (lambda w: np.sum(x @ w), lambda w: np.sum(np.dot(x, w)), lambda w: np.sum(np.einsum("ij,jk->ik", x, w))):
+        got = dm.grad(f)(B)
+        np.testing.assert_allclose(np.asarray(got), np.outer(A.sum(0), np.ones(3)), rtol=1e-12)
+        assert got.placements == (Replicate(),)
+    gb, gs = dm.grad(lambda p: np.sum(p[0] * x * p[1]))((V, 2.0))
+    np.testing.assert_allclose(np.asarray(gb), 2 * A.sum(0))
+    assert float(gs) == pytest.approx(np.sum(V * A))
+    value, plain = dm.value_and_grad(lambda w: np.sum(np.where(w > 0, w**2, 0)))(V)
+    assert (type(plain), type(value)) == (np.ndarray, np.float64)
+    np.testing.assert_array_equal(plain, np.where(V > 0, 2 * V, 0))
+    with pytest.raises(TypeError, match=r"shard_tensor\(\) of a NumPy array.*outside"):
+        dm.grad(lambda w: np.sum(x @ dm.shard_tensor(w, M2, [])))(B)
+
+
+def test_functions_of_autograd_numpy() -> None:
+    def f(x: Any) -> Any:
+        y = anp.concatenate([anp.tanh(x) @ B, anp.einsum("ij,jk->ik", x, B)])
+        return anp.mean(anp.where(y > 0, y**2, 0.1 * y)) + anp.linalg.norm(x[IDS]) * anp.max(anp.sum(x, axis=0))
+
+    want = plain_value_and_grad(f)(A)[1]
+    for mesh, placements in LAYOUTS:
+        got = autograd.grad(f)(dm.shard_tensor(A, mesh, placements))
+        np.testing.assert_allclose(np.asarray(got), want, rtol=1e-12, atol=1e-13)
+    with pytest.raises(TypeError, match=r"autograd.numpy.array of a DTensor, which gathers it.*np.stack"):
+        autograd.grad(lambda x: anp.sum(anp.stack([x, x])))(dm.shard_tensor(A, M2, []))
 
 
 def test_several_arguments_and_keywords() -> None:
@@ -340,6 +380,11 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "out": (lambda x: np.sum(np.add(x, 1, out=np.zeros((5, 4)))), "out="),
     "unshard": (lambda x: dm.unshard_dtensor(x), r"unshard_dtensor\(x\) cannot be differentiated"),
     "locals": (lambda x: dm.dtensor_to_local(x), r"dtensor_to_local\(x\) cannot be differentiated"),
+    "where": (lambda x: np.sum(np.add(x, 1, where=A > 0)), r"np.add\(where=...\)"),
+    "max where": (lambda x: np.max(x, initial=0.0, where=A > 0), r"np.max\(where=...\)"),
+    "a list": (lambda x: np.sum(np.linalg.multi_dot([x, B, np.median(x)])), "np.median"),
+    "mode": (lambda x: np.sum(np.pad(x, 1, mode="edge")), r"np.pad\(mode='edge'\)"),
+    "another ufunc": (lambda x: np.sum(np.frompyfunc(abs, 1, 1)(x)), "abs .* cannot be differentiated"),
     "no rule": (lambda x: np.sum(np.cumprod(x, axis=0)), "np.cumprod cannot be differentiated: autograd has no rule"),
 }  # fmt: skip
 

@@ -138,13 +138,13 @@ def test_gradients_inside_a_region_are_those_of_the_sum_over_ranks() -> None:
     np.testing.assert_allclose(np.asarray(second), plain, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("rule", "steps"), [(digits.sgd, 200), (digits.adam, 20)], ids=["SGD", "Adam"])
-def test_digits_with_dtensors(rule: Any, steps: int) -> None:
-    plain = digits.with_numpy(rule, steps, count=299)
+@pytest.mark.parametrize("rule", [digits.sgd, digits.adam], ids=["SGD", "Adam"])
+def test_digits_with_dtensors(rule: Any) -> None:
+    plain = digits.with_numpy(rule, 200, count=299)
     with dask.config.set(scheduler="sync"):
-        got = digits.with_dtensors(rule, steps, M22, count=299)
+        got = digits.with_dtensors(rule, 200, M22, count=299)
     np.testing.assert_allclose(got, plain, atol=1e-9)
-    assert steps < 200 or plain[-1] < 0.1 < 2 < plain[0]
+    assert plain[-1] < 0.1 < 2 < plain[0]
 
 
 @pytest.mark.parametrize("rule", [digits.sgd, digits.adam], ids=["SGD", "Adam"])

@@ -202,6 +202,8 @@ def apply_ufunc(
     Where `where` is False the result is 0; NumPy leaves such elements undefined unless it is given `out`.
     """
     if ufunc.signature is not None:
+        if any(not isinstance(x, (DTensor, np.ndarray, np.generic)) and _foreign(x) for x in inputs):
+            return NotImplemented
         return _gufunc(ufunc)(*inputs, **_given(dtype, casting, where, kwargs))
     if kwargs and not kwargs.keys() <= {"order", "subok"}:
         raise TypeError(f"np.{ufunc.__name__}: the arguments {sorted(kwargs)} are not defined on DTensors")
