@@ -501,6 +501,7 @@ def test_regions_are_never_taken_for_the_same(client: Client, tensor: dm.ShmemTe
 
     load = dm.local_map(program, [[Shard(0)]], process_mesh=MESH)
     first = load().persist()
+    wait(first)  # else the loads may come after the put
     dm.shmem_put([[77]], [0, 0], tensor, 0).compute()
     assert load().compute().tolist() == [[77]] * N
     assert first.compute().tolist() == [[0]] * N
