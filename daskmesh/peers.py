@@ -248,7 +248,9 @@ def _take(worker: Worker, entry: Entry, pe: int, span: Span, out: np.ndarray[Any
         load_exposed(ticket, (), out)
     except TicketLost as error:
         raise gone(worker, entry, pe, str(error)) from error
-    perform(worker, entry, pe, "dropped", (ticket.key,))
+    finally:
+        loop: Any = worker.loop
+        asyncio.run_coroutine_threadsafe(_ask(worker, entry, pe, "dropped", (ticket.key,), None), loop.asyncio_loop)
 
 
 # -- changing -----------------------------------------------------------------------------------------------------------
@@ -273,7 +275,7 @@ def ask_all(worker: Worker, entry: Entry, todo: Sequence[tuple[int, str, Sequenc
     remote: list[tuple[int, Future[Any]]] = []
     loop: Any = worker.loop
     for i, (pe, kind, args) in enumerate(todo):
-        buffer = None if kind in ("take", "dropped") else here(worker, entry, pe)
+        buffer = None if kind == "take" else here(worker, entry, pe)
         if buffer is not None:
             answers[i] = buffer.perform(kind, args, mark)
         else:

@@ -198,6 +198,9 @@ def handlers(store: SymmetricStore) -> dict[str, Any]:
         tensor: str, pe: int, kind: str, args: Sequence[Any], mark: Any = None, data: Any = None
     ) -> dict[str, Any]:
         """Do one operation on the buffer of `pe`; `data` goes after the first of `args`."""
+        if kind == "dropped":  # what was copied aside has been loaded; the tensor may have been freed meanwhile
+            _drop(store.address, args[0])
+            return {"status": "OK", "answer": None}
         try:
             buffer = store.buffer(tensor, pe)
         except RuntimeError as gone:
@@ -236,9 +239,6 @@ async def _performed(store: SymmetricStore, buffer: Buffer, kind: str, args: Seq
         view = await _performed(store, buffer, "read", args, None)
         inline = args[1]
         return Serialize(view) if view.nbytes <= inline else _aside(store, view)
-    if kind == "dropped":
-        _drop(store.address, args[0])
-        return None
     if _nbytes(buffer, kind, args) > OFFLOAD_BYTES:
         return await offload(partial(buffer.perform, kind, _own(kind, args), mark))
     try:

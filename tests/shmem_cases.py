@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -15,6 +18,8 @@ from distributed import Client
 
 import daskmesh as dm
 from daskmesh import AtomicType, CmpType, DTensor, ShmemSignal, ShmemTensor
+from daskmesh.store import store_at
+from daskmesh.symmetric import symmetric_at
 
 ADD, MAX, MIN, SET = AtomicType.ADD, AtomicType.MAX, AtomicType.MIN, AtomicType.SET
 EQ, NE, LT, LE, GT, GE = CmpType.EQ, CmpType.NE, CmpType.LT, CmpType.LE, CmpType.GT, CmpType.GE
@@ -358,3 +363,27 @@ VAIN = [(EQ, 4), (NE, 5), (GT, 5), (GE, 6), (LT, 5), (LE, 4)]
 def force(client: Client, road: str) -> None:
     """Set the road on all workers."""
     client.run(dask.config.set, {"daskmesh.transport": road})
+
+
+def held(client: Client) -> dict[str, tuple[int, int]]:
+    """Bytes in the store of symmetric buffers and in the shard store, by worker."""
+
+    def ask(dask_worker: Any) -> tuple[int, int]:
+        symmetric, shards = symmetric_at(dask_worker.address), store_at(dask_worker.address)
+        entries = [] if symmetric is None else symmetric.entries.values()
+        mine = sum(b.nbytes for e in entries for b in e.buffers.values() if e.title != "'constant'")
+        return mine, shards.nbytes if shards else 0
+
+    return client.run(ask)
+
+
+def segments() -> list[str]:
+    return [path.name for path in Path("/dev/shm").glob("daskmesh-*")]
+
+
+def kill(client: Client, rank: int) -> str:
+    """Kill the worker process of a rank; the address it had."""
+    address = dm.init_parallel_env().table()[rank]
+    (pid,) = client.run(os.getpid, workers=[address]).values()
+    os.kill(pid, signal.SIGKILL)
+    return address

@@ -6,8 +6,6 @@ elements that all PEs add to are checked by what the additions answered.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import local_cluster
 from distributed import Client
-from shmem_cases import ADD, MAX, MIN, SET, Boxed
+from shmem_cases import ADD, MAX, MIN, SET, Boxed, kill
 
 import daskmesh as dm
 from daskmesh import PELostError, ShmemTensor
@@ -114,13 +112,6 @@ def client() -> Iterator[Client]:
     with local_cluster(n_workers=2, threads_per_worker=1, processes=True) as cluster, Client(cluster) as client:
         yield client
         dm.shutdown()
-
-
-def kill(client: Client, rank: int) -> str:
-    address = dm.init_parallel_env().table()[rank]
-    (pid,) = client.run(os.getpid, workers=[address]).values()
-    os.kill(pid, signal.SIGKILL)
-    return address
 
 
 def is_known(client: Client, address: str) -> bool:
