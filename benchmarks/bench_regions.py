@@ -126,12 +126,17 @@ def dask_run(name: str, sizes: dict[str, int], client: Client) -> Run:
     return run
 
 
-def mpi_run(name: str, sizes: dict[str, int]) -> Run:
-    """A program in mpi4py, in two processes of its own."""
+def mpi_line(*arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The command that runs `peers_mpi.py` in two processes, and its environment: threads and allocator as the workers have."""
     launcher = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     environ = {**os.environ, **threads, **{key: str(value) for key, value in MALLOC.items()}}
-    line = [launcher, "-n", "2", sys.executable, str(HERE / "peers_mpi.py"), name, json.dumps(sizes), "1"]
+    return [launcher, "-n", "2", sys.executable, str(HERE / "peers_mpi.py"), *arguments], environ
+
+
+def mpi_run(name: str, sizes: dict[str, int]) -> Run:
+    """A program in mpi4py, in two processes of its own."""
+    line, environ = mpi_line(name, json.dumps(sizes), "1")
 
     def run() -> tuple[float, Any]:
         done = subprocess.run(line, env=environ, check=True, stdout=subprocess.PIPE, text=True)

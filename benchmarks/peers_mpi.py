@@ -35,10 +35,11 @@ def summed(x: Any) -> Any:
 
 def jacobi(f: Any, sweeps: int) -> Any:
     """Two rows to each neighbour and one number to all, each sweep."""
-    u = np.zeros((f.shape[0] + 2, f.shape[1] + 2))
-    new, norms = u.copy(), np.empty(sweeps)
+    f = np.pad(f, 1)
+    u, new, norms = np.zeros_like(f), np.zeros_like(f), np.empty(sweeps)
     for turn in range(sweeps):
         halos(u)
+        u[:, 0] = u[:, -1] = 0
         norms[turn] = summed(workloads.jacobi.sweep(u, new, f)) ** 0.5
         u, new = new, u
     return norms
@@ -99,8 +100,46 @@ def tsqr(a: Any) -> Any:
     return whole
 
 
+def collectives(calls: int, mib: float, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a call, by case and round; the cases and their names are those of bench_collectives."""
+    row, grid, got = np.ones((1, 2048)), np.zeros((66, 2048)), np.empty((1, 2048))
+    mid, large = np.ones(2**17), np.ones((2, int(mib * 2**16)))
+    halves = np.ones((COMM.size, 2, large.shape[1] // COMM.size))
+
+    def gathered() -> Any:
+        out = np.empty((2 * COMM.size, large.shape[1]))
+        COMM.Allgather(large, out)
+        return out
+
+    cases: dict[str, tuple[float, Any]] = {
+        "all_reduce 8 B": (1, lambda: summed(1.0)),
+        "barrier": (1, COMM.Barrier),
+        "shift 16 KiB": (1, lambda: COMM.Sendrecv(row, 1 - RANK, recvbuf=got, source=1 - RANK)),
+        "halo_exchange 16 KiB": (1, lambda: halos(grid)),
+        "all_reduce 1 MiB": (20, lambda: summed(mid)),
+        "all_reduce large": (500, lambda: summed(large)),
+        "all_gather large": (500, gathered),
+        "all_to_all large": (500, lambda: COMM.Alltoall(halves, np.empty_like(halves))),
+    }
+    seconds: dict[str, list[float]] = {}
+    for _ in range(rounds + 1):
+        for name, (fewer, call) in cases.items():
+            n = max(1, int(calls / fewer))
+            COMM.Barrier()
+            start = perf_counter()
+            for _ in range(n):
+                call()
+            seconds.setdefault(name, []).append((perf_counter() - start) / n)
+    return {name: values[1:] for name, values in seconds.items()}
+
+
 def main(name: str, sizes: dict[str, int], rounds: int) -> None:
-    """Run one program."""
+    """Run one program, or the collectives."""
+    if name == "collectives":
+        seconds_of = collectives(**sizes, rounds=rounds)
+        if RANK == 0:
+            print(json.dumps(seconds_of))
+        return
     arguments: list[Any] = [workloads.part(name, RANK, sizes)]
     if name == "logreg":
         arguments.append(workloads.labels(RANK, sizes))

@@ -17,7 +17,6 @@ dropped where they arrive.
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 import threading
@@ -29,7 +28,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from daskmesh.errors import packed_error, unpacked_error
-from daskmesh.wires import Address, Listener, PeerLost, Wire, dial
+from daskmesh.wires import Address, Listener, PeerLost, Watch, Wire, dial
 
 __all__ = ["Address", "Endpoint", "PeerLost", "RankLeft", "Tag"]
 
@@ -96,12 +95,12 @@ class Endpoint:
         self._wires: dict[str, Wire] = {}
         self._lost: set[str] = set()
         self._scratch = memoryview(bytearray(READ_BYTES))
-        self._poll = select.poll()
+        self._watch = Watch()
         self._by_fd: dict[int, Wire] = {}
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
         self._ring.setblocking(False)
-        self._poll.register(self._bell, select.POLLIN)
+        self._watch.add(self._bell)
         self._closed = False
         self._listener = Listener(key, self._add_wire, host, worker)
         self.address = self._listener.address
@@ -127,8 +126,8 @@ class Endpoint:
             # Both sides may connect at once: each goes on sending where it first did, so the order is kept.
             self._wires.setdefault(name, wire)
             self._by_fd[peer.fileno()] = wire
-            self._poll.register(peer, select.POLLIN)
-        self._ring_bell()  # whoever polls now does not know of it yet
+            self._watch.add(peer)
+            self._ring_bell()  # whoever polls now does not know of it yet
 
     # -- regions ---------------------------------------------------------------------------------------------------
 
@@ -287,7 +286,7 @@ class Endpoint:
 
     def _pump(self, timeout: float | None) -> None:
         """Wait until a socket has something, and hand out all it has; only the reader calls this."""
-        for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
+        for fd in self._watch.wait(timeout):
             wire = self._by_fd.get(fd)
             if wire is not None:
                 self._read(wire)
@@ -362,7 +361,7 @@ class Endpoint:
             self._lost.add(wire.peer)
             self._wires.pop(wire.peer, None)
             if wire.socket.fileno() >= 0:
-                self._poll.unregister(wire.socket)
+                self._watch.drop(wire.socket)
                 del self._by_fd[wire.socket.fileno()]
                 wire.socket.close()
             wire.outbox.clear()

@@ -7,21 +7,28 @@ Both ends prove that they know the key before a byte of anything else is read, b
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-__all__ = ["Address", "Listener", "PeerLost", "Wire", "dial", "machine_id"]
+__all__ = ["Address", "Listener", "PeerLost", "Watch", "Wire", "dial", "machine_id"]
 
 #: Seconds to reach a peer and to prove knowledge of the key.
 CONNECT_SECONDS = 10
+#: Seconds to look for a message, at most, before sleeping until it comes.
+LOOK_SECONDS = 100e-6
+#: Looks in vain, more than others, before it looks only every so many waits.
+CREDIT = 8
+TRY_AGAIN = 16
 _UNIX = getattr(socket, "AF_UNIX", None)
 _REFUSALS = (OSError, EOFError, AuthenticationError, ValueError)
 
@@ -121,6 +128,50 @@ class Wire:
             if done < count:
                 self.inbox += scratch[done:count]
         return count > 0
+
+
+@dataclass(eq=False)
+class Watch:
+    """Says which sockets have something to read: it looks for a while before it sleeps, as long as that mostly pays.
+
+    Falling asleep and being woken takes as long as a message takes between two processes that both run. Where processes wait
+    for a CPU, looking would only take it from the one that is waited for.
+
+    Examples
+    --------
+    >>> watch, (near, far) = Watch(), socket.socketpair()
+    >>> watch.add(near)
+    >>> far.send(b"hello"), watch.wait(10) == [near.fileno()]
+    (5, True)
+    >>> watch.drop(near), near.close(), far.close()
+    (None, None, None)
+    """
+
+    _poll: select.poll = field(default_factory=select.poll)
+    _credit: int = CREDIT
+    _waits: int = 0
+
+    def add(self, peer: socket.socket) -> None:
+        """Watch this socket too."""
+        self._poll.register(peer, select.POLLIN)
+
+    def drop(self, peer: socket.socket) -> None:
+        """Watch it no more."""
+        self._poll.unregister(peer)
+
+    def wait(self, timeout: float | None) -> list[int]:
+        """Wait until something can be read, for so many seconds; where."""
+        found = self._poll.poll(0)
+        self._waits += 1
+        if not found and (self._credit or self._waits % TRY_AGAIN == 0):
+            end = time.perf_counter() + LOOK_SECONDS
+            # Each look lets go of the interpreter, so that other threads go on.
+            while not (found := self._poll.poll(0)) and time.perf_counter() < end:
+                pass
+            self._credit = min(self._credit + 1, CREDIT) if found else max(self._credit - 1, 0)
+        if not found:
+            found = self._poll.poll(None if timeout is None else timeout * 1000)
+        return [fd for fd, _ in found]
 
 
 @dataclass(eq=False)
