@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    n = int(text)
+    n = int(text) if text.isdecimal() else 0
     if n < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number of ranks; it takes at least 1")
     return n

@@ -79,6 +79,8 @@ def visualize_sharding(x: Placed) -> None:
              0:2    2:4
     0:3    0 = 1  2 = 3
     """
+    if not hasattr(x, "layout"):
+        raise TypeError(f"visualize_sharding(x): expected a DTensor, got {type(x).__name__}")
     print(layout_text(x.layout))
 
 
@@ -131,7 +133,7 @@ def _layout_title(layout: Layout) -> str:
     item = layout.dtype.itemsize
     least = math.prod(map(min, layout.chunks)) * item
     most = math.prod(map(max, layout.chunks)) * item
-    each = format_bytes(most) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
+    each = " to ".join(dict.fromkeys(map(format_bytes, (least, most))))
     return f"{layout.dtype} {layout.shape}, {format_bytes(layout.nbytes)}; {each} a rank"
 
 

@@ -196,11 +196,11 @@ class ProcessMesh:
             raise PlacementError(f"get_submesh_with_dim: a mesh dim is named twice in {names}")
         rank = CURRENT_RANK.get()
         if rank is None or rank not in self:
-            who = "the client, which is no rank" if rank is None else f"rank {rank}, which is not in the mesh"
-            raise RuntimeError(
-                f"get_submesh_with_dim({dim_name!r}) was called on {who}; call it inside a local_map function, "
-                f"or take a slice such as mesh[0]"
-            )
+            if rank is None:
+                who, way_out = "the client, which is no rank", "call it inside a local_map function, or slice: mesh[0]"
+            else:
+                who, way_out = f"rank {rank}, which is not in {self!r}", "check `get_rank() in mesh` first"
+            raise RuntimeError(f"get_submesh_with_dim({dim_name!r}) was called on {who}; {way_out}")
         coord = self.coordinate(rank)
         index = tuple(slice(None) if i in axes else c for i, c in enumerate(coord))
         kept = sorted(axes)

@@ -67,20 +67,23 @@ def moved(node: Node, target: Layout, reason: str = "") -> Node:
 def explained(node: Node) -> Plan:
     """The exchanges behind a node as one plan, in the order in which they were recorded; those of one name run once."""
     seen: set[int] = set()
-    moves: dict[str, Node] = {}
+    found: list[Node] = []
     stack: list[tuple[Node, bool]] = [(node, False)]
     while stack:
         n, done = stack.pop()
         if done and n.stages:
-            moves.setdefault(n.name, n)
+            found.append(n)
         elif not done and id(n) not in seen:
             seen.add(id(n))
             stack.append((n, True))
             stack.extend((p, False) for p in reversed(n.parents()))
-    if not moves:
+    if not found:
         return Plan(node.layout, node.layout, (), "nothing moves")
-    reason = "; ".join(dict.fromkeys(m.reason for m in moves.values()))
-    stages = tuple(s for m in moves.values() for s in m.stages)
+    if len(found) > 1:  # to have a name a node is lowered, which costs more than its plan: one that is alone needs none
+        names = [m.name for m in found]
+        found = [m for i, m in enumerate(found) if names[i] not in names[:i]]
+    reason = "; ".join(dict.fromkeys(m.reason for m in found))
+    stages = tuple(s for m in found for s in m.stages)
     return Plan(stages[0].source, node.layout, stages, reason)
 
 

@@ -149,7 +149,7 @@ def make_plan(source: Layout, target: Layout, two_stage_bytes: int = 2**20) -> P
     if not direct.folded:
         return Plan(source, target, (direct,), "each rank loads the views it lacks")
     how = f"each rank loads the {direct.terms} terms of what it needs and folds them"
-    held = max(math.prod(source.local_shape(c)) for c in source.coords()) * source.dtype.itemsize
+    held = math.prod(map(max, source.chunks)) * source.dtype.itemsize
     limit = f"two-stage-bytes {format_bytes(two_stage_bytes)}"
     if held <= two_stage_bytes:
         return Plan(source, target, (direct,), f"{how}: a rank holds {format_bytes(held)}, no more than {limit}")

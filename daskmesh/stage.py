@@ -172,26 +172,69 @@ class Stage:
         """Whether the target block at `coord` is made."""
         return self.reader is None or bool(self.reader._read[self.target.block_index(coord)])
 
+    # What follows is about all ranks at once, in arrays: row i is the target coordinate number i in mesh order.
+
+    @cached_property
+    def _coords(self) -> Any:
+        """The target coordinates."""
+        return np.array(self.target.coords(), dtype=np.int64).reshape(-1, self.target.mesh.ndim)
+
+    @cached_property
+    def _valued(self) -> Any:
+        """Which target blocks are loaded, not filled with a neutral element."""
+        layout, valued = self.target, np.ones(len(self._coords), bool)
+        for m in layout.partial_axes:
+            if m not in self.kept and not reduction(_op(layout, m)).copies:
+                valued &= self._coords[:, m] == 0
+        return valued
+
+    @cached_property
+    def _bases(self) -> Any:
+        """`_base` of every rank."""
+        mesh, ranks = self.source.mesh, self.target.mesh.process_ids
+        at = np.arange(len(ranks))
+        bases = np.zeros((len(ranks), mesh.ndim), dtype=np.int64)
+        for m, p in enumerate(self.source.placements):
+            if isinstance(p, Replicate):
+                at, bases[:, m] = np.divmod(at, mesh.shape[m])
+        for row, rank in enumerate(ranks):
+            if rank in mesh:
+                bases[row] = mesh.coordinate(rank)
+        for m in self.kept:
+            bases[:, m] = self._coords[:, m]
+        return bases
+
     @cached_property
     def _read(self) -> Any:
         """Which blocks of the source are read by any rank, over its block grid."""
-        source, target = self.source, self.target
+        source, wanted = self.source, self._valued
+        leads = [m for m in source.lead_axes if m not in self.folded]
+        columns = [self._bases[:, m] for m in leads]
+        for d, offsets in enumerate(source.offsets):
+            lo, hi = _bounds(self.target, d, self._coords)
+            columns += [np.searchsorted(offsets, lo, "right") - 1, np.searchsorted(offsets, hi, "left")]
+            wanted = wanted & (lo < hi)
         read = np.zeros(source.grid, bool)
-        for coord in target.coords():
-            box = target.box(coord)
-            if self.neutral_op(coord) is not None or any(b.start == b.stop for b in box):
-                continue
-            runs = (slice(bisect_right(o, b.start) - 1, bisect_left(o, b.stop)) for o, b in zip(source.offsets, box, strict=True))
-            base = self._base(target.mesh.rank_at(coord), coord)
-            lead = (slice(None) if m in self.folded else base[m] for m in source.lead_axes)
-            read[(*lead, *runs)] = True
+        rows = np.stack(columns, axis=1)[wanted] if columns else np.zeros((int(wanted.any()), 0), np.int64)
+        for row in np.unique(rows, axis=0).tolist() if columns else rows.tolist():
+            base, runs = dict(zip(leads, row, strict=False)), row[len(leads) :]
+            lead = (base.get(m, slice(None)) for m in source.lead_axes)
+            read[(*lead, *map(slice, runs[::2], runs[1::2]))] = True
         return read
+
+    @cached_property
+    def _made(self) -> Any:
+        """`makes` of every target coordinate."""
+        if self.reader is None:
+            return np.ones(len(self._coords), bool)
+        target, coords = self.target, self._coords
+        lead = (coords[:, m] for m in target.lead_axes)
+        return self.reader._read[(*lead, *(_parts(target, d, coords) for d in range(target.ndim)))]
 
     @cached_property
     def received(self) -> dict[int, int]:
         """Bytes that each target rank loads from other ranks."""
-        source, target = self.source, self.target
-        coords = np.array(target.coords(), dtype=np.int64).reshape(-1, target.mesh.ndim)
+        source, target, coords = self.source, self.target, self._coords
         ranks, origin = target.mesh.process_ids, (0,) * source.mesh.ndim
         inside = np.array([r in source.mesh for r in ranks])
         there = np.array([source.mesh.coordinate(r) if r in source.mesh else origin for r in ranks])
@@ -204,8 +247,7 @@ class Stage:
             own *= np.maximum(np.minimum(hi, hi_own) - np.maximum(lo, lo_own), 0)
         for m in self.kept:
             own *= coords[:, m] == there[:, m]
-        loaded = np.array([self.neutral_op(c) is None and self.makes(c) for c in target.coords()])
-        bytes_ = (volume - own) * loaded * target.dtype.itemsize
+        bytes_ = (volume - own) * (self._valued & self._made) * target.dtype.itemsize
         return dict(zip(target.mesh.process_ids, bytes_.tolist(), strict=True))
 
     @cached_property
@@ -253,10 +295,16 @@ def meet(offsets: tuple[int, ...], box: slice) -> list[tuple[int, slice, slice]]
     return out
 
 
-def _bounds(layout: Layout, d: int, coords: Any) -> tuple[Any, Any]:
-    """Start and stop along tensor dim `d` of the box at every coordinate."""
+def _parts(layout: Layout, d: int, coords: Any) -> Any:
+    """The part of tensor dim `d` that every coordinate holds."""
     part = np.zeros(len(coords), dtype=np.int64)
     for m in layout.shard_axes[d]:
         part = part * layout.mesh.shape[m] + coords[:, m]
+    return part
+
+
+def _bounds(layout: Layout, d: int, coords: Any) -> tuple[Any, Any]:
+    """Start and stop along tensor dim `d` of the box at every coordinate."""
+    part = _parts(layout, d, coords)
     offsets = np.array(layout.offsets[d], dtype=np.int64)
     return offsets[part], offsets[part + 1]

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from daskmesh.draw import layout_html, layout_text, pairs_text, plan_html
+from daskmesh.draw import layout_html, layout_text, pairs_text, plan_html, visualize_sharding
 from daskmesh.layout import make_layout
 from daskmesh.mesh import ProcessMesh, init_mesh
 from daskmesh.pen import MOST_PARTS, mesh_html, mesh_text
@@ -55,6 +55,11 @@ def test_the_words_say_what_each_mesh_dim_does() -> None:
     mesh = init_mesh((2, 3, 2), ("a", "b", "c"))
     lines = layout_text(make_layout(mesh, [Shard(0), Replicate(), Partial("avg")], (5,), "f8")).splitlines()
     assert lines[0] == "float64 (5,), 40 B; 16 B to 24 B a rank"
+    line = init_mesh(3, ["x"])
+    text = layout_text(make_layout(line, [Shard(0)], (10**6,), "f8"))
+    assert text.splitlines()[0] == "float64 (1000000,), 7.629 MiB; 2.543 MiB a rank"
+    with pytest.raises(TypeError, match=r"visualize_sharding\(x\): expected a DTensor, got ProcessMesh"):
+        visualize_sharding(line)  # type: ignore[arg-type]
     assert [re.split(r"  +", line.strip()) for line in lines[1:4]] == [
         ["a=2", "Shard(0)", "cuts dim 0 into 3, 2"],
         ["b=3", "Replicate()", "3 equal copies"],

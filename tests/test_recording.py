@@ -69,6 +69,12 @@ def test_two_records_of_one_expression_share_their_tasks() -> None:
     assert (a + b).explain().total_bytes == a.explain().total_bytes
 
 
+def test_explaining_one_move_lowers_nothing() -> None:
+    x = dm.zeros((4, 4), mesh=LINE, placements=[S0]).reshard([S1])
+    assert x.explain().total_bytes == 64
+    assert x._node._layer is None
+
+
 def test_long_chains_do_not_recurse() -> None:
     x = dm.zeros(3, mesh=THREE, placements=[S0])
     for _ in range(3000):
