@@ -184,6 +184,7 @@ def test_n_ranks_is_a_positive_number(n_ranks, error):
 
 @pytest.mark.processes
 def test_with_a_client_there_is_a_rank_for_each_worker_at_least(processes):
+    shutdown()  # the world that another module may have made on this cluster
     world = world_for(ProcessMesh([0]))
     assert (world.size, world.client) == (2, processes)
     assert set(world.table().values()) == set(processes.scheduler_info()["workers"])
