@@ -170,7 +170,7 @@ class Stage:
 
     def makes(self, coord: Coord) -> bool:
         """Whether the target block at `coord` is made."""
-        return self.reader is None or bool(self.reader._read[self.target.block_index(coord)])
+        return bool(self._made[np.ravel_multi_index(coord, self.target.mesh.shape)])
 
     # What follows is about all ranks at once, in arrays: row i is the target coordinate number i in mesh order.
 
@@ -224,7 +224,7 @@ class Stage:
 
     @cached_property
     def _made(self) -> Any:
-        """`makes` of every target coordinate."""
+        """Which target blocks are made: what a subclass that leaves some out overrides."""
         if self.reader is None:
             return np.ones(len(self._coords), bool)
         target, coords = self.target, self._coords

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,11 @@ class Feed(Stage):
 
     result: Layout | None = None
 
-    def makes(self, coord: Coord) -> bool:
-        """Whether the rank at `coord` needs the operand: its block of the result is not empty."""
-        return self.result is None or 0 not in self.result.local_shape(coord)
+    @cached_property
+    def _made(self) -> Any:
+        """Which ranks need the operand: those whose block of the result is not empty."""
+        coords = self.target.coords()
+        return np.array([self.result is None or 0 not in self.result.local_shape(c) for c in coords])
 
 
 @dataclass(frozen=True)

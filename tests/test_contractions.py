@@ -259,3 +259,12 @@ def test_on_worker_processes(processes: Client) -> None:
     x, y = dm.shard_tensor(a, mesh, [S0, S1]), dm.shard_tensor(b, mesh, [S0, S1])
     np.testing.assert_allclose((x @ y).compute(), a @ b, rtol=1e-12)
     np.testing.assert_allclose(np.einsum("ij,jk->k", x, y).compute(), (a @ b).sum(0), rtol=1e-10)
+
+
+@pytest.mark.parametrize("n", [0, 2, 4])
+def test_ranks_without_a_part_of_the_result_load_nothing(n: int) -> None:
+    """More ranks than rows: the operands do not travel to those whose block is empty, and the plan knows."""
+    mesh = dm.init_mesh(3, ["x"])
+    a, b = np.arange(n * 5.0).reshape(n, 5), np.arange(15.0).reshape(5, 3)
+    x, y = (dm.shard_tensor(v, mesh, [dm.Shard(0)]).persist(scheduler="sync") for v in (a, b))
+    np.testing.assert_array_equal(oracle.value(x @ y), a @ b)
