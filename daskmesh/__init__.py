@@ -6,7 +6,7 @@ __version__ = "0.1.0"  # before the imports: the plugins carry it in their names
 
 from daskmesh import array_api as _array_api  # noqa: F401  makes the namespace known to DTensors
 from daskmesh import ops as _ops  # noqa: F401  fills the operator table
-from daskmesh import random
+from daskmesh import random as random  # dm.random; not in __all__, for a star import would hide the standard module
 from daskmesh.allocation import create_shmem_signal, create_shmem_tensor, shmem_view, symm_from_dtensor
 from daskmesh.atomics import (
     my_pe,
@@ -76,7 +76,6 @@ __all__ = [
     "my_pe",
     "n_pes",
     "ones",
-    "random",
     "reshard",
     "save",
     "shard_tensor",
