@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from statistics import median
+from time import perf_counter, sleep
 from typing import Any
 
 import dask
@@ -22,6 +23,8 @@ import daskmesh as dm
 from daskmesh import peers
 
 TOY = {"nbytes": 2**16, "side": 64, "rounds": 2}  # the arguments with which the tests run `main`
+
+SETTLE_SECONDS = 0.05  # Dask's client bundles what it sends for 10 ms: the end of one result would delay the next graph
 
 Seconds = dict[str, list[float]]
 
@@ -87,7 +90,12 @@ def reshards(side: int, rounds: int) -> Seconds:
     seconds: Seconds = {name: [] for name in cases}
     for _ in range(rounds + 1):
         for name, record in cases.items():
-            seconds[name].append(timed(lambda record=record: wait(record().persist())))
+            begin = perf_counter()
+            made = record().persist()
+            wait(made)
+            seconds[name].append(perf_counter() - begin)
+            del made
+            sleep(SETTLE_SECONDS)
     return {name: values[1:] for name, values in seconds.items()}
 
 

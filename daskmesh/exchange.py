@@ -29,6 +29,7 @@ from daskmesh.graph import Layer, Node, block_key, block_of, local_of
 from daskmesh.layout import Box, Coord, Layout
 from daskmesh.placement import Partial, reduction
 from daskmesh.plan import Load, Plan, Stage
+from daskmesh.recycling import empty
 from daskmesh.store import Ticket, TicketLost, expose
 from daskmesh.tasks import DirectoryTask, RankTask, TicketTask
 from daskmesh.transport import load as load_view
@@ -201,7 +202,9 @@ class _Reader:
     def empty(self, shape: tuple[int, ...]) -> Any:
         """A fresh array, of the kind of this rank's own block."""
         dtype = self.stage.source.dtype
-        return np.empty(shape, dtype) if self.own is None else np.empty_like(self.own, shape=shape, dtype=dtype, order="C")
+        if self.own is None or isinstance(self.own, np.ndarray):
+            return empty(shape, dtype)
+        return np.empty_like(self.own, shape=shape, dtype=dtype, order="C")
 
     def read(self, wanted: Sequence[tuple[Load, Any]]) -> None:
         """Load views into arrays, many at once."""

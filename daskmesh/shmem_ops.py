@@ -20,6 +20,7 @@ from daskmesh import config, peers
 from daskmesh.buffers import Buffer, Mark, PELostError, Slot, Span, Test
 from daskmesh.gang import Gang
 from daskmesh.mesh import CURRENT_RANK
+from daskmesh.recycling import empty
 from daskmesh.shmem import ShmemSignal, ShmemTensor
 from daskmesh.symmetric import Entry
 from daskmesh.windows import Window
@@ -106,7 +107,7 @@ class Actor:
         tensor = view.tensor
         entry = self.entry(tensor)
         if view.valid == view.shape:
-            out = np.empty(view.shape, tensor.dtype)
+            out = empty(view.shape, tensor.dtype)
             peers.load_view(self.worker, entry, pe, view.span, out)
             return out
         out = np.full(view.shape, fill, tensor.dtype)
@@ -123,7 +124,7 @@ class Actor:
             raise TypeError(f"{tensor!r} holds no shards")
         wanted = tuple(i if isinstance(i, slice) else slice(i, i + 1) for i in index)
         entry = self.entry(tensor)
-        out = np.empty(tuple(s.stop - s.start for s in wanted), tensor.dtype)
+        out = empty(tuple(s.stop - s.start for s in wanted), tensor.dtype)
         here = layout.mesh.coordinate(self.rank) if self.rank in layout.mesh else (0,) * layout.mesh.ndim
         for pe, coord in enumerate(layout.coords()):
             if any(coord[m] != here[m] for m in layout.lead_axes):

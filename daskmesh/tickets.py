@@ -5,12 +5,16 @@ that worker goes, every copy of the ticket is void, though Dask still counts the
 when its ticket is no longer wanted, which for Dask is as soon as a directory has collected it. The book corrects both: it
 releases void tickets, so that Dask makes them again, and it wants the tickets of a directory as long as the directory is
 wanted.
+
+A ticket for a block that somebody holds (a persisted array) costs nothing while the block is there, but the next exchange would
+wait for Dask to make it and to carry it to its readers once more. So the book wants it for some seconds, at most as long as the
+block is held: an array that is exchanged again and again is exposed once, and one that Dask spills to disk leaves the memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TicketBook"]
 
+KEEPER = "daskmesh-keeps-tickets"  # the client that is none, in whose name tickets of held blocks are wanted
+KEEP_SECONDS = 3.0
 _OVER = ("released", "forgotten", "erred")  # states in which a directory needs its tickets no more
 
 
@@ -31,6 +37,7 @@ class TicketBook:
         self.scheduler = scheduler
         self.born: dict[Any, str] = {}
         self._collected: dict[Any, list[Any]] = {}
+        self._kept: set[Any] = set()
 
     def note(self, key: Any, start: str, finish: str, worker: str | None) -> None:
         """Follow a task's change of state."""
@@ -38,16 +45,20 @@ class TicketBook:
             task = self.scheduler.tasks[key]
             if isinstance(task.run_spec, TicketTask):
                 self.born[key] = worker or next(iter(task.who_has or ())).address
+                if any(block.who_wants for block in task.dependencies):
+                    self._keep(key)
             return
         if start == "memory":
             self.born.pop(key, None)
+            if self._kept and key in self.scheduler.tasks:
+                for ticket in self._kept.intersection(reader.key for reader in self.scheduler.tasks[key].dependents):
+                    self._soon(self._unkeep, ticket)
         if finish == "waiting":
             task = self.scheduler.tasks[key]
             if isinstance(task.run_spec, DirectoryTask):
                 self._hold(key, [ticket.key for ticket in task.dependencies])
         elif key in self._collected and finish in _OVER:
-            # Not from within a transition, where Dask forbids others.
-            asyncio.get_running_loop().call_soon(self._let_go, key)
+            self._soon(self._let_go, key)
 
     def lose_worker(self, address: str, stimulus_id: str) -> None:
         """Release every ticket born on a worker that is gone.
@@ -68,8 +79,28 @@ class TicketBook:
     def restart(self) -> None:
         """All tasks are forgotten."""
         self.born.clear()
+        for key in tuple(self._kept):
+            self._unkeep(key)
         for key in list(self._collected):
             self._let_go(key)
+
+    def _keep(self, ticket: Any) -> None:
+        self._kept.add(ticket)
+        self.scheduler.client_desires_keys([ticket], KEEPER)
+        asyncio.get_running_loop().call_later(KEEP_SECONDS, self._unkeep, ticket)
+
+    def _unkeep(self, ticket: Any) -> None:
+        if ticket not in self._kept:
+            return
+        self._kept.remove(ticket)
+        self.scheduler.client_releases_keys([ticket], KEEPER)
+        if not self._kept:
+            self.scheduler.clients.pop(KEEPER, None)
+
+    @staticmethod
+    def _soon(action: Callable[[Any], None], key: Any) -> None:
+        # Not from within a transition, where Dask forbids others.
+        asyncio.get_running_loop().call_soon(action, key)
 
     def _release(self, tickets: Iterable[Any], stimulus_id: str) -> None:
         tasks = self.scheduler.tasks
@@ -81,8 +112,9 @@ class TicketBook:
         ]
         self.scheduler.transitions(dict.fromkeys(stale, "released"), stimulus_id)
 
+    # Both kinds are wanted as published datasets want their keys: by a client that is none.
+
     def _hold(self, directory: Any, tickets: list[Any]) -> None:
-        # As published datasets hold their keys: wanted by a client that is none.
         self._collected[directory] = tickets
         self.scheduler.client_desires_keys(tickets, _holder(directory))
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from daskmesh.recycling import empty
+
 __all__ = ["ELEMENTWISE", "Slot", "Step", "run_steps"]
 
 Array = Any
@@ -186,7 +188,8 @@ class _Run:
             value = step.func(*args, **kwargs)
             self.dtypes[s] = value.dtype
             if s in self.outputs:
-                self.outputs[s] = np.empty_like(value, shape=self.shape)
+                order_c = type(value) is np.ndarray and value.flags.c_contiguous
+                self.outputs[s] = empty(self.shape, value.dtype) if order_c else np.empty_like(value, shape=self.shape)
         elif _is_ufunc(step.func):
             buffers = self.free.get((dtype, size))
             out = self.outputs[s][tile] if s in self.outputs else buffers.pop() if buffers else None

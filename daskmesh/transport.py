@@ -17,6 +17,7 @@ forced and the array belongs to another worker of the process.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,8 +26,9 @@ from typing import Any
 import numpy as np
 from distributed import Worker, get_worker
 from distributed.utils import sync
+from tornado.ioloop import PeriodicCallback
 
-from daskmesh import config, segments, vm
+from daskmesh import config, recycling, segments, vm
 from daskmesh.fetch import Fetch, Load, shares_memory
 from daskmesh.reading import read_all
 from daskmesh.serve import HANDLERS, handlers
@@ -62,6 +64,8 @@ __all__ = [
 ]
 
 ROADS = ("same", "vm", "shm", "rpc")
+
+_TRIMS = "daskmesh-recycling"
 
 _count_lock = threading.Lock()
 _counts: Counter[tuple[str, str, str]] = Counter()  # (address of the reader, road, what)
@@ -180,7 +184,7 @@ def load(ticket: Ticket, index: Sequence[int | slice] = ()) -> Any:
     """
     shape = view_shape(normal_index(index, ticket.shape))
     if ticket.kind != "other":
-        out = np.empty(shape, ticket.dtype)
+        out = recycling.empty(shape, ticket.dtype)
     else:
         out = np.empty_like(_sample(ticket), shape=shape)
     load_into(ticket, index, out)
@@ -339,6 +343,7 @@ def setup_worker(worker: Worker) -> None:
     worker.handlers.update(handlers(store))
     segments.remove_leftovers()
     worker.metrics["daskmesh"] = _metric
+    _recycle(worker)
     if config.get("transport") in ("auto", "vm"):
         vm.allow_readers()
 
@@ -353,8 +358,25 @@ def teardown_worker(worker: Worker) -> None:
     for name in HANDLERS:
         worker.handlers.pop(name, None)
     worker.metrics.pop("daskmesh", None)
+    if (trims := worker.periodic_callbacks.pop(_TRIMS, None)) is not None:
+        trims.stop()
+    recycling.trim()
     close_store(worker.address)
     segments.throw_away()
+
+
+def _recycle(worker: Worker) -> None:
+    """Let the process of `worker` keep idle memory while it has plenty."""
+    limit = worker.memory_manager.memory_limit if worker.memory_manager else None
+    recycling.allow(min(config.nbytes("recycle-bytes"), limit // 16 if limit else sys.maxsize))
+
+    def trim() -> None:
+        short = limit is not None and worker.monitor.get_process_memory() > limit / 2
+        recycling.trim(0.0 if short else recycling.IDLE_SECONDS)
+
+    if _TRIMS not in worker.periodic_callbacks:
+        worker.periodic_callbacks[_TRIMS] = PeriodicCallback(trim, 1000 * recycling.IDLE_SECONDS / 2)
+        worker.periodic_callbacks[_TRIMS].start()
 
 
 def _metric(worker: Worker) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dask.delayed import Delayed
 from distributed import Client, futures_of, wait
 
 import daskmesh as dm
-from daskmesh import exchange, transport
+from daskmesh import exchange, tickets, transport
 from daskmesh.dtensor import DTensor
 from daskmesh.graph import local_of
 from daskmesh.layout import Layout, make_layout
@@ -324,6 +324,13 @@ def half_done(eventually: Callable[..., Any], client: Client, fn: Any = slow_on_
     return y
 
 
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tickets of held arrays are kept for a moment only."""
+    monkeypatch.setattr(tickets, "KEEP_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("briefly")
 def test_nothing_stays_exposed_when_done(threads: Client, eventually: Callable[..., Any]) -> None:
     x = dm.ones((6, 6), mesh=init_mesh(3), placements=[S0]).persist()
     y = x.reshard([S1]).persist()
@@ -331,6 +338,31 @@ def test_nothing_stays_exposed_when_done(threads: Client, eventually: Callable[.
     eventually(lambda: in_store(threads) == 0)
     assert dask.delayed(np.sum)(x.reshard([R])).compute() == 36
     eventually(lambda: in_store(threads) == 0)
+
+
+def ids_in_stores() -> set[int]:
+    return {ticket for store in _STORES.values() for ticket in store._entries}
+
+
+def test_a_held_array_is_exposed_once_for_exchanges_that_follow_each_other(
+    threads: Client, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tickets, "KEEP_SECONDS", 3600)
+    x = dm.arange(36, mesh=init_mesh(3), placements=[S0]).reshape(6, 6).persist()
+    a = x.reshard([S1]).persist()
+    wait(a)
+    assert in_store(threads) == 3
+    exposed = ids_in_stores()
+    b = (x * 1).reshard([R]).persist()  # of another array, which nobody holds: gone with the exchange
+    wait(b)
+    eventually(lambda: in_store(threads) == 3)
+    c = x.reshard([R]).persist()
+    wait(c)
+    assert ids_in_stores() == exposed
+    np.testing.assert_array_equal(c.compute(), np.arange(36).reshape(6, 6))
+    del x
+    eventually(lambda: in_store(threads) == 0)
+    assert not threads.run_on_scheduler(lambda dask_scheduler: [c for c in dask_scheduler.clients if "daskmesh" in c])
 
 
 def test_nothing_stays_exposed_when_a_rank_fails(threads: Client, eventually: Callable[..., Any]) -> None:
@@ -363,6 +395,7 @@ def test_nothing_stays_exposed_when_the_client_is_gone(
     eventually(lambda: in_store(threads) == 0)
 
 
+@pytest.mark.usefixtures("briefly")
 def test_a_void_ticket_is_made_anew_though_no_worker_was_lost(threads: Client, eventually: Callable[..., Any]) -> None:
     x = dm.arange(6, mesh=init_mesh(3), placements=[S0]).persist()
     y = x.reshard([R])

@@ -24,7 +24,7 @@ FLOORS: list[tuple[int, str]] = [
     (2, "stage"),
     (2, "plan notation"),
     (2, "rules regather streams"),
-    (3, "config errors views wires"),
+    (3, "config errors recycling views wires"),
     (3, "vm links"),
     (3, "segments"),
     (3, "store"),
