@@ -6,12 +6,14 @@ These work on nodes; `dtensor` wraps them for people.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import dask.array as da
 from dask._expr import HLGExpr
-from distributed import default_client
+from distributed import Client, default_client
 
 from daskmesh import config
 from daskmesh.exchange import exchanged
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 _ALWAYS_FITS = 2**24
+_REMEMBERED = 2.0  # seconds; Dask's clients ask how their scheduler is as often
+_LIMITS: WeakKeyDictionary[Client, tuple[float, float]] = WeakKeyDictionary()
 
 
 def moved(node: Node, target: Layout, reason: str = "") -> Node:
@@ -59,8 +63,7 @@ def moved(node: Node, target: Layout, reason: str = "") -> Node:
         return Made(target, node.world, node.as_boundary().layer)
     plan = make_plan(source, target, config.nbytes("two-stage-bytes"))
     share = math.prod(max(c) for c in target.chunks) * target.dtype.itemsize
-    if share >= _ALWAYS_FITS:  # the words cost more than the rest
-        refuse_beyond_memory(share, f"resharding {source.shape} {source.dtype} to {list(target.placements)}")
+    refuse_beyond_memory(share, lambda: f"resharding {source.shape} {source.dtype} to {list(target.placements)}")
     return exchanged(node, plan, reason)
 
 
@@ -87,8 +90,16 @@ def explained(node: Node) -> Plan:
     return Plan(stages[0].source, node.layout, stages, reason)
 
 
-def refuse_beyond_memory(nbytes: int, what: str) -> None:
-    """Raise MemoryError before something runs that no worker could hold; `nbytes` is what one worker would have to hold."""
+def refuse_beyond_memory(nbytes: int, what: Callable[[], str]) -> None:
+    """Raise MemoryError before something runs that no worker could hold.
+
+    Parameters
+    ----------
+    nbytes : int
+        What one worker would have to hold.
+    what : callable
+        Says what that is; called where it is refused, for making words costs as much as recording a move.
+    """
     if nbytes < _ALWAYS_FITS:  # asking the scheduler costs more than it could save
         return
     try:
@@ -97,13 +108,26 @@ def refuse_beyond_memory(nbytes: int, what: str) -> None:
         return
     if client.asynchronous:
         return
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    limits = [w["memory_limit"] for w in workers if w["memory_limit"]]
-    if limits and nbytes > min(limits):
+    if nbytes <= _least_limit(client):
+        return
+    _LIMITS.pop(client, None)  # nothing is refused for what is no longer so
+    limit = _least_limit(client)
+    if nbytes > limit:
         raise MemoryError(
-            f"{what} takes {format_bytes(nbytes)} on one worker, whose memory limit is {format_bytes(min(limits))}; "
+            f"{what()} takes {format_bytes(nbytes)} on one worker, whose memory limit is {format_bytes(int(limit))}; "
             f"keep it sharded, or reduce it first"
         )
+
+
+def _least_limit(client: Client) -> float:
+    """The least memory limit of a client's workers, as it was at most `_REMEMBERED` seconds ago."""
+    now = monotonic()
+    limit, until = _LIMITS.get(client, (0.0, now))
+    if now >= until:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        limit = min((w["memory_limit"] for w in workers if w["memory_limit"]), default=math.inf)
+        _LIMITS[client] = limit, now + _REMEMBERED
+    return limit
 
 
 class OneReplica(HLGExpr):
@@ -128,7 +152,7 @@ class OneReplica(HLGExpr):
         """Run by Dask on the client, before anything is sent."""
         node = self.operand("recorded").node
         layout = node.layout
-        refuse_beyond_memory(layout.nbytes, f"gathering the value of {layout!r}")
+        refuse_beyond_memory(layout.nbytes, lambda: f"gathering the value of {layout!r}")
         node = _folded(node)
         one = HLGExpr(
             dsk=graph_of(node),

@@ -200,7 +200,7 @@ def _exchanged(x: DTensor, maps: Mapping[int, Stretches], fill: Any, why: str) -
     middle = recut(layout, {d: tuple(sum(b - a for a, b in r) for r in rs) for d, rs in enumerate(runs) if rs is not None})
     target = recut(layout, sizes)
     share = max((math.prod(target.local_shape(c)) for c in target.coords()), default=0) * target.dtype.itemsize
-    refuse_beyond_memory(share, f"{why or 're-gathering'} {x.shape} {x.dtype}")
+    refuse_beyond_memory(share, lambda: f"{why or 're-gathering'} {x.shape} {x.dtype}")
     node = Exchange(x._node, Regather(layout, middle, runs=tuple(runs)), why)
     return DTensor(Local(target, x._node.world, pick, (node,), {"layout": target, "picks": picks, "fill": fill}, located=True))
 

@@ -249,7 +249,7 @@ def gathered(
     node: Node = Local(packed, world, _pack, (x._node, index), {"dims": tuple(dims)})
     needed = laid_out(layout, placements, (tuple(sum(b - a for a, b in r) for r in runs), *chunks))
     share = max((math.prod(needed.local_shape(c)) for c in needed.coords()), default=0) * needed.dtype.itemsize
-    refuse_beyond_memory(share, f"{why or 'picking'} of {x.shape} {x.dtype}")
+    refuse_beyond_memory(share, lambda: f"{why or 'picking'} of {x.shape} {x.dtype}")
     node = Exchange(node, Regather(packed, needed, runs=(runs, *(None,) * len(rest))), why)
     places = index_parts(index_layout(layout, cells.axes, [len(o) for o in order]), order, world)
     return DTensor(
