@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dask
@@ -45,6 +45,24 @@ def reader(client: Client) -> str:
     return max(client.scheduler_info()["workers"])
 
 
+KEY = "held-for-a-test"
+
+
+def exposed(client: Client, owner: str, make: Callable[..., Any], *args: Any) -> Any:
+    """Tickets for what ``make(*args)`` gives on the owner, held until the next call.
+
+    Not the result of a task that readers depend on. That would have a copy on each reader, of which Dask's memory manager drops
+    one every two seconds, the owner's as well as another; and with the owner's copy go the arrays, where daskmesh's plugin is on
+    the workers. Tasks of ranks are kept from that; the tasks here are none.
+    """
+    return client.submit(_expose, make, *args, workers=[owner], pure=False).result()
+
+
+def _expose(make: Callable[..., Any], *args: Any) -> Any:
+    made = make(*args)
+    return transport.expose_all(made, KEY) if isinstance(made, list) else transport.expose(made, KEY)
+
+
 def source(seed: int) -> np.ndarray[Any, Any]:
     """A strided array that both sides can make."""
     rng = np.random.default_rng(seed)
@@ -65,9 +83,9 @@ def some_index(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Any, .
     return tuple(index)
 
 
-def expose_sources(seeds: list[int]) -> list[transport.Ticket]:
-    """Expose several arrays from one task."""
-    return transport.expose_all([source(seed) for seed in seeds])
+def sources(seeds: list[int]) -> list[np.ndarray[Any, Any]]:
+    """Several of them."""
+    return [source(seed) for seed in seeds]
 
 
 def check_views(tickets: list[transport.Ticket], seeds: list[int], road: str) -> tuple[int, dict[str, dict[str, int]]]:
@@ -93,7 +111,7 @@ def check_views(tickets: list[transport.Ticket], seeds: list[int], road: str) ->
 @pytest.mark.parametrize("road", [*ROADS, "auto"])
 def test_random_views_by_every_road(client: Client, owner: str, reader: str, road: str) -> None:
     seeds = list(range(24))
-    tickets = client.submit(expose_sources, seeds, workers=[owner], pure=False)
+    tickets = exposed(client, owner, sources, seeds)
     nbytes, moved = client.submit(check_views, tickets, seeds, road, workers=[reader], pure=False).result()
     assert nbytes > 10_000
     assert {name: counts["bytes"] for name, counts in moved.items() if counts["loads"]} == {
@@ -113,23 +131,23 @@ def load_large(ticket: transport.Ticket, road: str) -> tuple[float, bool, int, i
     return float(got.sum()), right, budget.peak, budget.used
 
 
-def expose_large() -> transport.Ticket:
+def large() -> np.ndarray[Any, Any]:
     """20 MiB, not contiguous."""
-    return transport.expose(np.arange(2560 * 1024.0).reshape(1280, 2048).T.copy().T)
+    return np.arange(2560 * 1024.0).reshape(1280, 2048).T.copy().T
 
 
 @pytest.mark.parametrize("road", ROADS)
 def test_large_loads_keep_to_the_limit(client: Client, owner: str, reader: str, road: str) -> None:
-    ticket = client.submit(expose_large, workers=[owner], pure=False)
+    ticket = exposed(client, owner, large)
     _, right, peak, used = client.submit(load_large, ticket, road, workers=[reader], pure=False).result()
     assert right
     assert used == 0
     assert (peak == 0) if road == "vm" else (2**20 <= peak <= 3 * 2**20)
 
 
-def object_and_masked() -> list[transport.Ticket]:
+def object_and_masked() -> list[Any]:
     """Arrays whose memory says nothing to another process."""
-    return transport.expose_all([np.array(["x", None, {1: 2}], object), np.ma.masked_array([1, 2], [True, False])])
+    return [np.array(["x", None, {1: 2}], object), np.ma.masked_array([1, 2], [True, False])]
 
 
 def load_each(tickets: list[transport.Ticket]) -> tuple[list[Any], dict[str, dict[str, int]]]:
@@ -140,7 +158,7 @@ def load_each(tickets: list[transport.Ticket]) -> tuple[list[Any], dict[str, dic
 
 
 def test_objects_and_masks_go_by_rpc_whatever_is_forced(client: Client, owner: str, reader: str) -> None:
-    tickets = client.submit(object_and_masked, workers=[owner], pure=False)
+    tickets = exposed(client, owner, object_and_masked)
     got, moved = client.submit(load_each, tickets, workers=[reader], pure=False).result()
     assert got == [["x", None, {1: 2}], [None, 2]]
     assert moved["rpc"]["loads"] == 2
@@ -162,7 +180,7 @@ def load_refused(ticket: transport.Ticket, road: str) -> tuple[bool, list[str]]:
 
 
 def test_a_refused_road_gives_way_unless_forced(client: Client, owner: str, reader: str) -> None:
-    ticket = client.submit(transport.expose, source(3), workers=[owner], pure=False)
+    ticket = exposed(client, owner, source, 3)
     right, roads = client.submit(load_refused, ticket, "auto", workers=[reader], pure=False).result()
     assert (right, roads) == (True, ["shm"])
     with pytest.raises(RuntimeError, match="Operation not permitted; set daskmesh"):
@@ -184,7 +202,7 @@ def load_without_room(ticket: transport.Ticket) -> tuple[bool, list[str]]:
 
 
 def test_without_shared_memory_there_is_rpc(client: Client, owner: str, reader: str) -> None:
-    ticket = client.submit(transport.expose, source(3), workers=[owner], pure=False)
+    ticket = exposed(client, owner, source, 3)
     assert client.submit(load_without_room, ticket, workers=[reader], pure=False).result() == (True, ["rpc"])
 
 
@@ -204,7 +222,7 @@ def load_unreadable(ticket: transport.Ticket) -> tuple[bool, list[str]]:
 
 
 def test_unreadable_memory_goes_by_rpc(client: Client, owner: str, reader: str) -> None:
-    ticket = client.submit(transport.expose, source(3), workers=[owner], pure=False)
+    ticket = exposed(client, owner, source, 3)
     assert client.submit(load_unreadable, ticket, workers=[reader], pure=False).result() == (True, ["rpc"])
 
 
@@ -279,8 +297,8 @@ def free_and_use_again(key: str, nbytes: int, dask_worker: Worker) -> None:
 @pytest.mark.parametrize("road", ROADS)
 def test_freed_while_it_is_read(client: Client, owner: str, reader: str, road: str, nbytes: int) -> None:
     key = f"racing-{road}-{nbytes}"
-    make = client.submit(lambda: transport.expose(np.full(nbytes // 8, 7.0), key), workers=[owner], pure=False)
-    running = client.submit(read_until_lost, make, road, key, workers=[reader], pure=False)
+    ticket = client.submit(lambda: transport.expose(np.full(nbytes // 8, 7.0), key), workers=[owner], pure=False).result()
+    running = client.submit(read_until_lost, ticket, road, key, workers=[reader], pure=False)
     Event(key, client=client).wait(timeout=30)
     client.run(free_and_use_again, key, nbytes, workers=[owner])
     loads, junk = running.result(timeout=30)
