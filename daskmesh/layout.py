@@ -19,7 +19,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -49,7 +49,7 @@ def split_sizes(n: int, parts: int) -> tuple[int, ...]:
     return tuple(min((i + 1) * c, n) - min(i * c, n) for i in range(parts))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """Mesh, placements, global shape, dtype and part sizes; build one with `make_layout`.
 
@@ -115,7 +115,15 @@ class Layout:
 
     def part_index(self, coord: Coord) -> tuple[int, ...]:
         """Per tensor dim, the number of the part that `coord` holds."""
-        return tuple(_flat(coord, axes, self.mesh.shape) for axes in self.shard_axes)
+        try:
+            return self._part_indices[coord]
+        except KeyError:
+            parts = self._part_indices[coord] = tuple(_flat(coord, axes, self.mesh.shape) for axes in self.shard_axes)
+            return parts
+
+    @cached_property
+    def _part_indices(self) -> dict[Coord, tuple[int, ...]]:
+        return {}  # filled as coordinates are asked for: a rank asks for its own, lowering for all, many times
 
     def box(self, coord: Coord) -> Box:
         """The slices of the global array that the rank at `coord` holds."""
@@ -154,7 +162,21 @@ class Layout:
 
     def replace(self, **changes: Any) -> Layout:
         """The same layout with some fields changed, nothing checked."""
-        return replace(self, **changes)
+        return Layout(**(self.__getstate__() | changes))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return (  # what differs most often and costs least goes first
+            self._hash == other._hash
+            and self.placements == other.placements
+            and self.chunks == other.chunks
+            and self.shape == other.shape
+            and self.dtype == other.dtype
+            and self.mesh == other.mesh
+        )
 
     def __hash__(self) -> int:
         return self._hash
@@ -170,7 +192,13 @@ class Layout:
         self.__dict__.update(state)
 
     def __dask_tokenize__(self) -> Any:
-        return ("Layout", self.mesh, repr(self.placements), self.shape, self.dtype.str, repr(self.dtype), self.chunks)
+        return self._token
+
+    @cached_property
+    def _token(self) -> str:
+        """All of the layout as one string, which Dask's tokenize takes as it is: a graph names the same layouts many times."""
+        placed, parts = list(self.placements), (self.shape, self.chunks)
+        return f"Layout {self.mesh.__dask_tokenize__()} {placed} {self.dtype.str} {self.dtype!r} {parts}"
 
     def __repr__(self) -> str:
         return (
