@@ -21,6 +21,7 @@ from distributed import Client, LocalCluster, get_worker, wait
 
 import daskmesh as dm
 from daskmesh import peers
+from daskmesh.cli import ENVIRON
 
 TOY = {"nbytes": 2**16, "side": 64, "rounds": 2}  # the arguments with which the tests run `main`
 
@@ -103,7 +104,7 @@ def measure(nbytes: int, side: int, rounds: int, malloc: dict[str, int]) -> Seco
     """Seconds of each round, by what was done."""
     seconds: Seconds = {}
     with (
-        dask.config.set({"distributed.nanny.pre-spawn-environ": malloc}),
+        dask.config.set({ENVIRON: {**dask.config.get(ENVIRON), **malloc}}),
         LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):

@@ -17,6 +17,7 @@ import numpy as np
 from distributed import Client, LocalCluster, wait
 
 from daskmesh import cli, transport
+from daskmesh.cli import ENVIRON
 
 TOY = {"nbytes": 2**16, "rounds": 2}  # the arguments with which the tests run `main`
 
@@ -81,7 +82,7 @@ def measure(nbytes: int, rounds: int, malloc: dict[str, int]) -> dict[str, list[
     """Seconds of each round on two worker processes that start with these settings of the allocator."""
     seconds: dict[str, list[float]] = {"dask dependency": []}
     with (
-        dask.config.set({"distributed.nanny.pre-spawn-environ": malloc}),
+        dask.config.set({ENVIRON: {**dask.config.get(ENVIRON), **malloc}}),
         LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from collections import Counter, defaultdict
@@ -12,20 +13,25 @@ from importlib.metadata import version
 from typing import Any
 
 import dask
+import numpy as np
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
 import daskmesh as dm
-from daskmesh import config, demo, vm
+from daskmesh import demo, vm
 from daskmesh.pen import count, format_bytes
 from daskmesh.plugins import RankPlugin
-from daskmesh.store import store_at
+from daskmesh.roads import road_to
+from daskmesh.store import Ticket, store_at
+from daskmesh.symmetric import symmetric_at
 
 __all__ = ["main"]
 
 # Dask's nanny sets a trim threshold of 64 KiB, with which each large temporary array is mapped and unmapped anew.
 MALLOC = {"MALLOC_TRIM_THRESHOLD_": 2**30, "MALLOC_MMAP_THRESHOLD_": 2**30}
+ENVIRON = "distributed.nanny.pre-spawn-environ"  # of workers; Dask's own setting says one thread for each library, too
 SLOW_TRIM = 2**20
+READERS = 8  # listed for each road
 PATIENCE = "10s"  # with a scheduler that does not answer
 
 
@@ -84,7 +90,7 @@ def _cluster(options: argparse.Namespace) -> Iterator[None]:
         if options.scheduler:
             stack.enter_context(Client(options.scheduler, timeout=PATIENCE))
         elif options.processes:
-            stack.enter_context(dask.config.set({"distributed.nanny.pre-spawn-environ": MALLOC}))
+            stack.enter_context(dask.config.set({ENVIRON: {**dask.config.get(ENVIRON), **MALLOC}}))
             workers = max(2, min(CPU_COUNT, options.ranks))
             cluster = LocalCluster(
                 n_workers=workers,
@@ -117,59 +123,86 @@ def _info() -> Iterator[str]:
     worlds = [size for size in client.run_on_scheduler(_worlds) if size]
     yield f"{count(len(worlds), 'world')}: {', '.join(count(size, 'rank') for size in worlds) or 'no mesh was used yet'}"
     yield ""
-    rows = [("worker", "host", "pid", "threads", "memory", "exposed", "ranks of a new world")]
+    rows = [("worker", "host", "pid", "threads", "memory", "exposed", "symmetric", "ranks of a new world")]
     for address, worker in sorted(workers.items(), key=lambda item: (item[1]["host"], str(item[1]["name"]))):
         facts, limit = about[address], worker["memory_limit"]
         where = (address, worker["host"], str(facts["process"].pid), str(worker["nthreads"]))
         memory = format_bytes(limit) if limit else "no limit"
-        rows.append((*where, memory, format_bytes(facts["held"]), " ".join(ranks[address]) or "none"))
+        held = format_bytes(facts["exposed"]), format_bytes(facts["symmetric"])
+        rows.append((*where, memory, *held, " ".join(ranks[address]) or "none"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
     yield ""
     yield from _roads(client, about)
+    yield from _advice(about)
+
+
+def _advice(about: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """A warning of workers that are slower than they need be."""
     slow = sorted(address for address, facts in about.items() if facts["trim"] is not None)
-    if slow:
-        yield ""
-        yield (
-            f"warning: {len(slow)} workers run with MALLOC_TRIM_THRESHOLD_={about[slow[0]]['trim']}, which slows "
-            "arithmetic on large arrays up to 2.4 times; before the cluster starts, set the Dask setting "
-            f"distributed.nanny.pre-spawn-environ to {MALLOC}"
-        )
+    if not slow:
+        return
+    yield ""
+    yield (
+        f"warning: MALLOC_TRIM_THRESHOLD_={about[slow[0]]['trim']} on {count(len(slow), 'worker')} of {len(about)}, which slows "
+        "arithmetic on large arrays up to 2.4 times; before they start:"
+    )
+    yield f"  export {' '.join(f'{name}={value}' for name, value in MALLOC.items())}"
+    yield "or, where Python starts them:"
+    yield f'  environ = dask.config.get("{ENVIRON}")'
+    yield f'  dask.config.set({{"{ENVIRON}": environ | {MALLOC}}})'
 
 
 def _roads(client: Any, about: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """How many pairs of workers use each road."""
-    found = client.run(_reach, {address: facts["process"] for address, facts in about.items()})
-    roads = Counter(road for answers in found.values() for road in answers)
-    yield "roads from worker to worker" if roads else "roads: there is one worker"
-    for road, pairs in roads.most_common():
-        yield f"  {pairs:>4} ways  {road}"
+    """How many pairs of workers use each road; where there are several, which."""
+    processes = {address: facts["process"] for address, facts in about.items()}
+    found = client.run(_reach, processes) if len(processes) > 1 else {}
+    readers: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for reader, answers in found.items():
+        for owner, road in answers.items():
+            readers[road][reader].append(owner)
+    yield "roads from worker to worker" if readers else "roads: there is one worker"
+    ways = Counter({road: sum(map(len, pairs.values())) for road, pairs in readers.items()})
+    for road, pairs in ways.most_common():
+        yield f"  {pairs:>4} {'way ' if pairs == 1 else 'ways'}  {road}"
+        shown = sorted(readers[road].items()) if len(ways) > 1 else []
+        for reader, owners in shown[:READERS]:
+            yield f"             to {reader} from {', '.join(sorted(owners))}"
+        if len(shown) > READERS:
+            yield f"             to {len(shown) - READERS} others"
 
 
 def _about(dask_worker: Any = None) -> dict[str, Any]:
-    """Runs on a worker: its process, the bytes in its shard store, a trim threshold that slows it."""
+    """Runs on a worker: its process, the bytes in its stores, a trim threshold that slows it."""
     trim = os.environ.get("MALLOC_TRIM_THRESHOLD_")
     slow = trim is not None and trim.isdigit() and int(trim) < SLOW_TRIM
-    store = store_at(dask_worker.address)
-    return {"process": vm.this_process(), "held": store.nbytes if store else 0, "trim": trim if slow else None}
+    stores = store_at(dask_worker.address), symmetric_at(dask_worker.address)
+    exposed, symmetric = (store.nbytes if store else 0 for store in stores)
+    return {"process": vm.this_process(), "exposed": exposed, "symmetric": symmetric, "trim": trim if slow else None}
 
 
-def _reach(processes: dict[str, vm.Process], dask_worker: Any = None) -> list[str]:
-    """Runs on a worker: the road to each other one."""
-    roads = []
-    here = vm.this_process()
-    for address, process in processes.items():
-        if address == dask_worker.address:
-            continue
-        if process == here:
-            roads.append("a copy inside one process")
-            continue
-        forced = config.get("transport") == "rpc"
-        why = "daskmesh.transport is 'rpc'" if forced else vm.refusal(process)
-        protocol = address.partition("://")[0]
-        roads.append(f"RPC over {protocol}: {why}" if why else "memory of the other process, same host, one copy")
-    return roads
+async def _reach(processes: dict[str, vm.Process], dask_worker: Any = None) -> dict[str, str]:
+    """Runs on a worker: the road by which it loads from each other one."""
+    owners = {address: process for address, process in processes.items() if address != dask_worker.address}
+    # Not on the event loop, over which workers ask each other.
+    return await asyncio.to_thread(lambda: {owner: _road(owner, process, dask_worker) for owner, process in owners.items()})
+
+
+def _road(owner: str, process: vm.Process, reader: Any) -> str:
+    probe = Ticket(owner, 1, (), np.dtype(float), (), 8, "raw", process=process)
+    try:
+        road, why = road_to(probe, reader)
+    except (RuntimeError, ValueError) as refused:
+        return f"none: {refused}"
+    protocol = owner.partition("://")[0]
+    how = {
+        "same": "a copy inside one process",
+        "vm": "memory of the other process, same host, one copy",
+        "shm": "shared memory, same host, two copies",
+        "rpc": f"RPC over {protocol}",
+    }
+    return f"{how[road]}: {why}" if why else how[road]
 
 
 def _worlds(dask_scheduler: Any = None) -> list[int]:

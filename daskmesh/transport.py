@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 from distributed import Worker, get_worker
-from distributed.utils import sync
 from tornado.ioloop import PeriodicCallback
 
 from daskmesh import config, recycling, segments, vm
-from daskmesh.fetch import Fetch, Load, shares_memory
+from daskmesh.fetch import Fetch, Load
 from daskmesh.reading import read_all
+from daskmesh.roads import ROADS, road_to
 from daskmesh.serve import HANDLERS, handlers
 from daskmesh.store import (
     Ticket,
@@ -62,8 +62,6 @@ __all__ = [
     "stats",
     "teardown_worker",
 ]
-
-ROADS = ("same", "vm", "shm", "rpc")
 
 _TRIMS = "daskmesh-recycling"
 
@@ -218,7 +216,8 @@ def load_all(jobs: Iterable[tuple[Ticket, Sequence[int | slice], Any]]) -> None:
     for job in jobs:
         item = _checked(*job)
         if item.nbytes:
-            by_road[_road(item, worker)].append(item)
+            road, _ = road_to(item.ticket, worker, _bytes_suffice(item))
+            by_road[road].append(item)
     remote = _start(worker, by_road["rpc"], by_road["shm"])
     try:
         for item in by_road["same"]:
@@ -257,44 +256,6 @@ def _checked(ticket: Ticket, index: Sequence[int | slice], out: Any) -> Load:
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError(f"load: out {out.shape} is read-only; pass an array that can be written to")
     return item
-
-
-def _road(item: Load, worker: Worker | None) -> str:
-    ticket = item.ticket
-    forced = config.get("transport")
-    if forced not in ("auto", *ROADS[1:]):
-        raise ValueError(f"daskmesh.transport is {forced!r}; set it to one of auto, vm, shm, rpc")
-    elsewhere = worker is not None and ticket.address not in ("", worker.address)
-    if same_process(ticket) and not (forced == "rpc" and elsewhere):
-        return "same"
-    here = ticket.process is not None and ticket.process.host == vm.this_process().host
-    if forced == "rpc" or not here or not _bytes_suffice(item):
-        return "rpc"
-    if forced in ("auto", "vm"):
-        reason = _refusal(ticket)
-        if not reason:
-            return "vm"
-        if forced == "vm":
-            raise _cannot(forced, f"the memory of worker {ticket.address} cannot be read from here: {reason}")
-    if forced in ("auto", "shm"):
-        if worker is not None and sync(worker.loop, shares_memory, worker, ticket):
-            return "shm"
-        if forced == "shm":
-            raise _cannot(forced, f"worker {ticket.address} cannot map shared memory of this process")
-    return "rpc"
-
-
-def _refusal(ticket: Ticket) -> str:
-    if ticket.process is None:
-        return "it has not announced itself"
-    try:
-        return vm.refusal(ticket.process)
-    except vm.Gone as gone:
-        raise TicketLost(f"worker {ticket.address}, which held ticket {ticket.id} {ticket.shape}: {gone}") from gone
-
-
-def _cannot(forced: str, why: str) -> RuntimeError:
-    return RuntimeError(f"load: daskmesh.transport is {forced!r}, but {why}; set daskmesh.transport to 'auto'")
 
 
 def _bytes_suffice(item: Load) -> bool:

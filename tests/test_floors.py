@@ -29,7 +29,7 @@ FLOORS: list[tuple[int, str]] = [
     (3, "segments"),
     (3, "store"),
     (3, "fetch serve"),
-    (3, "reading"),
+    (3, "reading roads"),
     (3, "transport"),
     (3, "parcels buffers"),
     (3, "symmetric"),
@@ -43,7 +43,7 @@ FLOORS: list[tuple[int, str]] = [
     (4, "tiles sharing"),
     (5, "graph gang algorithms"),
     (5, "joining"),
-    (5, "exchange halo tracing"),
+    (5, "exchange halo late tracing"),
     (5, "running moves collectives summa"),
     (5, "regions inference"),
     (5, "shmem methods device"),
@@ -75,7 +75,7 @@ FLOORS: list[tuple[int, str]] = [
 ]
 PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
-    "config errors store fetch serve reading transport links symmetric peers tasks tickets blame plugins clients world "
+    "config errors store fetch serve reading roads transport links symmetric peers tasks tickets blame plugins clients world "
     "meeting registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion eager "
     "creation mapping shmem shmem_ops recorded acting allocation onesided signals waits atomics collectives layer checks "
     "testing demo cli".split()
