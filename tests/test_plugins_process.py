@@ -19,8 +19,9 @@ from conftest import ShellCluster, child_environment
 from dask._task_spec import List, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, KilledWorker, Reschedule, wait
+from distributed.client import FutureCancelledError
 
-from daskmesh.mesh import ProcessMesh
+from daskmesh import Replicate, Shard, create_shmem_tensor, init_mesh, shard_tensor, shmem_load
 from daskmesh.plugins import RankPlugin
 from daskmesh.store import store_at
 from daskmesh.tasks import DirectoryTask, RankTask, TicketTask
@@ -357,18 +358,30 @@ def test_tasks_of_an_unknown_world_are_pinned_all_the_same(shell_client, world):
 
 
 def test_a_restarted_scheduler_is_an_error_that_names_the_way_on(eventually):
-    cluster = ShellCluster(workers=0, grace="2s")
+    cluster = ShellCluster(workers=1, grace="2s")
     try:
         with Client(cluster.address, timeout="30s") as client:
-            world = world_for(ProcessMesh([0, 1]))
+            mesh = init_mesh(2, ["x"])
+            recipe = shard_tensor(np.arange(4.0), mesh, [Shard(0)])
+            held = (recipe + 1).persist()
+            wait(held)
+            symmetric = create_shmem_tensor("pair", 2, "f8", [2])
+            world = world_for(mesh)
             cluster.stop(cluster.scheduler)
             cluster.start_scheduler()
+            cluster.start_worker()
+            assert cluster.workers[0].wait(timeout=60) == 0  # Dask's workers end with their scheduler
             eventually(lambda: client.status == "running" and world._restarted)
             with pytest.raises(RuntimeError, match=r"restarted.*init_parallel_env\(\)"):
-                world_for(ProcessMesh([0, 1]))
+                world_for(mesh)
+            with pytest.raises(FutureCancelledError):
+                held.reshard([Replicate()]).compute()
             again = init_parallel_env()
             assert again is not world
-            assert world_for(ProcessMesh([0, 1])) is again
+            assert world_for(mesh) is again
+            assert recipe.compute().tolist() == [0, 1, 2, 3]  # needs nothing that was lost
+            with pytest.raises(RuntimeError, match="create it again"):
+                shmem_load(symmetric, 1).compute()
             shutdown()
     finally:
         cluster.close()
