@@ -81,7 +81,7 @@ def shard_tensor(data: Any, mesh: ProcessMesh, placements: Any, dtype: Any = Non
     if any(n != n for n in array.shape):
         raise ValueError(f"shard_tensor(data): a dask array of unknown shape {array.shape}; call x.compute_chunk_sizes() first")
     target = make_layout(mesh, placements, array.shape, array.dtype, call="shard_tensor")
-    refuse_truth(target)
+    refuse_truth(target, call="shard_tensor")
     world = world_for(mesh).id
     base = _one_replica(target)
     source = _dask_source(array, base, world) if isinstance(array, da.Array) else _array_source(array, base, world)

@@ -77,7 +77,7 @@ class _Frame(NamedTuple):
 def _built(call: str, frame: _Frame, fn: Callable[[Box], Array]) -> DTensor:
     shape = frame.shape if isinstance(frame.shape, Iterable) else (frame.shape,)
     layout = make_layout(frame.mesh, frame.placements, tuple(shape), frame.dtype, call=call)
-    refuse_truth(layout)
+    refuse_truth(layout, call=call)
     world = world_for(layout.mesh).id
     name = f"{call.replace('_', '-')}-{tokenize(layout, world, fn)}"
     return DTensor(Source.from_tasks(layout, world, name, rank_tasks(layout, world, name, build_box, (fn, layout))))

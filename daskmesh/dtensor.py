@@ -284,12 +284,18 @@ class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMix
 
     def __bool__(self) -> bool:
         if self.size != 1:
-            raise ValueError(f"the truth value of a DTensor of shape {self.shape} is ambiguous; use np.any(x) or np.all(x)")
+            raise ValueError(
+                f"bool(x), as by if, and, or, not: the truth value of a DTensor of shape {self.shape} is ambiguous; "
+                f"use np.any(x) or np.all(x), or &, | and ~ element by element"
+            )
         return bool(self.item())
 
     def _scalar(self, kind: str) -> Any:
         if self.size != 1:
-            raise TypeError(f"only a DTensor of one element can become a {kind}, this one has shape {self.shape}")
+            raise TypeError(
+                f"{kind}(x): only a DTensor of one element can become one number, this one has shape {self.shape}; "
+                f"use x.astype({kind})"
+            )
         return self.item()
 
     def __int__(self) -> int:

@@ -265,13 +265,14 @@ def neutral_op(layout: Layout, coord: Coord, kept: tuple[int, ...] = ()) -> str 
     return _op(layout, off[0]) if any(m not in kept for m in off) else None
 
 
-def refuse_truth(layout: Layout, kept: tuple[int, ...] = ()) -> None:
-    """Raise TypeError where a value that is not bool would be placed as Partial('any') or Partial('all')."""
+def refuse_truth(layout: Layout, kept: tuple[int, ...] = (), call: str = "reshard") -> None:
+    """Raise TypeError, in the name of `call`, where a value that is not bool would be placed as Partial('any') or ('all')."""
     for m in layout.partial_axes:
         if m not in kept and _op(layout, m) in ("any", "all") and layout.dtype != np.bool_:
             raise TypeError(
-                f"cannot place {layout.dtype} values as {layout.placements[m]!r} on mesh dim {layout.mesh.dim_names[m]!r}: "
-                f"it would change them to 0 and 1; place x != 0 instead"
+                f"{call}: cannot place {layout.dtype} values as {layout.placements[m]!r} on mesh dim "
+                f"{layout.mesh.dim_names[m]!r} of size {layout.mesh.shape[m]}: it would change them to 0 and 1; "
+                f"place x != 0 instead"
             )
 
 

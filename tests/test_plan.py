@@ -424,7 +424,7 @@ def test_layouts_that_do_not_fit() -> None:
 def test_numbers_do_not_become_truth_values(op: Partial) -> None:
     mesh = init_mesh((2, 2), ["x", "y"])
     whole, last, first = (make_layout(mesh, p, (3,), "f8") for p in ([R, R], [R, op], [op, P]))
-    text = rf"cannot place float64 values as Partial\('{op.op}'\) on mesh dim 'y'.*place x != 0"
+    text = rf"^reshard: cannot place float64 values as Partial\('{op.op}'\) on mesh dim 'y' of size 2.*place x != 0"
     with pytest.raises(TypeError, match=text):
         make_plan(whole, last)
     assert make_plan(last, last).total_bytes == 0
