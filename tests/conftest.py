@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -29,6 +30,12 @@ HERE = Path(__file__).parent
 # A cluster looks again 15 s after a worker was lost, and closes the nanny for good if the worker has just been killed once more.
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver", "distributed.deploy.lost-worker-timeout": "1h"})
 get_mp_context().set_forkserver_preload(["distributed", "daskmesh", "scipy.special"])
+
+
+def pytest_collection_finish() -> None:
+    """What stays until the end is not looked through again at each garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 def child_environment(**more: str) -> dict[str, str]:
