@@ -19,6 +19,7 @@ MAX_FUNCTION_LINES = 60
 FLOORS: list[tuple[int, str]] = [
     (0, "placement pen protocol"),
     (0, "mesh"),
+    (1, "placing"),
     (1, "layout"),
     (2, "draw algebra pricing trees"),
     (2, "stage"),
@@ -45,7 +46,7 @@ FLOORS: list[tuple[int, str]] = [
     (5, "joining"),
     (5, "exchange halo late tracing"),
     (5, "running moves collectives summa"),
-    (5, "regions inference"),
+    (5, "regions inference chunked"),
     (5, "shmem methods device"),
     (5, "windows"),
     (5, "shmem_ops"),
@@ -77,7 +78,7 @@ PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
     "config errors store fetch serve reading roads transport links symmetric peers tasks tickets blame plugins clients world "
     "meeting registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion eager "
-    "creation mapping shmem shmem_ops recorded acting allocation onesided signals waits atomics collectives layer checks "
+    "creation mapping shmem shmem_ops recorded chunked acting allocation onesided signals waits atomics collectives layer checks "
     "testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
