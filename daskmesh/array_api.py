@@ -283,7 +283,7 @@ def _namespace(mesh: ProcessMesh, rule: Rule | None) -> Namespace:
 def _more(name: str) -> Any:
     """NumPy's functions beyond the standard that know DTensors: users of several libraries look for them in the namespace."""
     found = getattr(np, name, None)
-    if isinstance(found, np.ufunc) or (callable(found) and found in FUNCTIONS):
+    if name == "lib" or isinstance(found, np.ufunc) or (callable(found) and found in FUNCTIONS):
         return found
     raise AttributeError(f"the namespace {__name__!r} has no attribute {name!r}")
 

@@ -20,6 +20,7 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from daskmesh import draw
+from daskmesh.chunked import ChunkedArray
 from daskmesh.clients import prepare_current
 from daskmesh.device import StandardArray
 from daskmesh.graph import Node, Source, block_key, block_keys, gather, graph_of, local_of
@@ -50,7 +51,7 @@ def implements(*functions: Callable[..., Any]) -> Callable[[_F], _F]:
     return enter
 
 
-class DTensor(ArrayMethods, StandardArray, NDArrayOperatorsMixin, DaskMethodsMixin):
+class DTensor(ArrayMethods, StandardArray, ChunkedArray, NDArrayOperatorsMixin, DaskMethodsMixin):
     """An array sharded over a named mesh; made by `shard_tensor`, `zeros`, `local_map` and their kin.
 
     Mathematics is NumPy itself: ``np.sum(x)``, ``x @ y``, ``x[2:5]``. Nothing is ever gathered, replicated or densified

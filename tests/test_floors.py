@@ -58,7 +58,7 @@ FLOORS: list[tuple[int, str]] = [
     (7, "waits"),
     (7, "conversion eager"),
     (7, "mapping io ops.kinds"),
-    (7, "ops.parts ops.gathers"),
+    (7, "ops.parts ops.gathers ops.cells"),
     (7, "ops.picks ops.reshaping ops.keys ops.masks"),
     (8, "ops.* random"),
     (8, "ops"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 import scipy.special
@@ -69,6 +70,28 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "expand_dims": lambda a: a.expand_dims("run"),
     "ufunc": lambda a: np.sqrt(abs(a)),
     "groupby": lambda a: a.groupby(a.time // 30).mean(),
+    "roll": lambda a: a.roll(time=2),
+    "shift": lambda a: a.shift(time=-1),
+    "isel pointwise": lambda a: a.isel(time=xr.DataArray([0, 2], dims="p"), space=xr.DataArray([1, 3], dims="p")),
+    "reindex": lambda a: a.reindex(time=[0, 5, 10]),
+    "coarsen": lambda a: a.coarsen(time=2, boundary="trim").mean(),
+    "pad": lambda a: a.pad(time=(1, 2), mode="edge"),
+    "differentiate": lambda a: a.differentiate("time"),
+    "weighted": lambda a: a.weighted(xr.DataArray(np.arange(7.0), dims="time")).mean("time"),
+    "windows": lambda a: xr.apply_ufunc(
+        lambda v: np.lib.stride_tricks.sliding_window_view(v, 3, -1).mean(-1), a, input_core_dims=[["time"]],
+        output_core_dims=[["begin"]], dask="allowed",
+    ),
+}  # fmt: skip
+
+# xarray gives these to functions of dask.array: what comes back is one of its arrays, on no mesh.
+LEAVING: dict[str, Callable[[Any], Any]] = {
+    "rolling mean": lambda a: a.rolling(time=3).mean(),
+    "rolling max": lambda a: a.rolling(time=3, min_periods=1, center=True).max(),
+    "rolling over two dims": lambda a: a.rolling(time=3, space=2).sum(),
+    "rolling construct": lambda a: a.rolling(time=2).construct("window"),
+    "chunk": lambda a: a.chunk(time=2),
+    "first": lambda a: a.groupby(a.time // 30).first(),
 }
 
 
@@ -86,6 +109,28 @@ def test_xarray_wraps_a_dtensor_without_computing(call: Any, mesh: Any, placemen
     want = call(labelled())
     xr.testing.assert_allclose(got.compute(), want)
     assert got.dtype == want.dtype
+
+
+@pytest.mark.parametrize("call", LEAVING.values(), ids=LEAVING)
+def test_what_xarray_leaves_to_dask_is_a_dask_array(call: Any, lazily: Any) -> None:
+    x = dm.shard_tensor(VALUES, MESH, [Shard(0)])
+    with lazily():
+        got = call(labelled(data=x))
+        assert isinstance(got.data, da.Array)
+    xr.testing.assert_allclose(got.compute(), call(labelled()))
+
+
+def test_chunks_are_the_parts_that_the_placements_cut(lazily: Any) -> None:
+    x = dm.shard_tensor(VALUES, GRID, [Shard(0), Partial()])
+    assert (x.chunks, x.chunksize, x.numblocks) == (((4, 3), (5,)), (4, 5), (2, 1))
+    y = x[1:].rechunk(x[:6].chunks)
+    assert_layout(y, [Shard(0), Partial()], chunks=[(4, 2), None])
+    np.testing.assert_array_equal(y.compute(), VALUES[1:])
+    with pytest.raises(ValueError, match=r"rechunk.*x\.reshard\(placements\)"):
+        x.rechunk(x.T.chunks)
+    with lazily():
+        assert isinstance(x.rechunk((7, 5)), da.Array)
+        assert isinstance(da.concatenate([x, x]), da.Array)
 
 
 def test_xarray_keeps_what_is_cut_where_it_is(lazily: Any) -> None:

@@ -19,6 +19,7 @@ from daskmesh.ops import (
     reductions,
     scans,
     sets,
+    sliding,
     standard,
 )
 
@@ -39,5 +40,6 @@ __all__ = [
     "reductions",
     "scans",
     "sets",
+    "sliding",
     "standard",
 ]

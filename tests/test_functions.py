@@ -1,0 +1,88 @@
+"""NumPy's less common functions against NumPy: values, dtypes, and the bytes of the plan, in several layouts each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import numpy as np
+import ops_oracle as oracle
+import pytest
+from numpy.lib.stride_tricks import sliding_window_view
+from ops_oracle import Case
+
+import daskmesh as dm
+from daskmesh.layout import make_layout
+from daskmesh.placement import Partial, Placement, Replicate, Shard
+from daskmesh.testing import assert_layout
+
+pytestmark = pytest.mark.cluster
+
+TWO, THREE, SQUARE, _ = oracle.MESHES
+R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial()
+Call = Callable[[Any], Any]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _in_this_thread(threads: Any) -> Iterator[None]:
+    dm.init_parallel_env()
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+def placed(values: np.ndarray, mesh: Any, placements: list[Placement], chunks: Any = None) -> Case:
+    layout = make_layout(mesh, placements, values.shape, values.dtype, chunks)
+    x = dm.shard_tensor(values, mesh, placements)
+    return Case(x.rechunk(type(x.chunks)(layout.chunks)), values)
+
+
+def lines(values: np.ndarray) -> list[Case]:
+    """A 1-d array: even, uneven with an empty part, twice cut, as terms."""
+    n = len(values)
+    uneven = [(n - n // 3, 0, n // 3)]
+    terms = [placed(values, SQUARE, [P, S0])] if values.dtype.kind in "iufc" else []
+    return [placed(values, TWO, [S0]), placed(values, THREE, [S0], uneven), placed(values, SQUARE, [S0, S0]), *terms]
+
+
+def tables(values: np.ndarray) -> list[Case]:
+    """An array of two or more dims."""
+    n = values.shape[0]
+    uneven = [(n - n // 3, 0, n // 3), *((k,) for k in values.shape[1:])]
+    terms = [placed(values, SQUARE, [P, S1])] if values.dtype.kind in "iufc" else []
+    return [placed(values, TWO, [S1]), placed(values, THREE, [S0], uneven), placed(values, SQUARE, [S0, S1]), *terms]
+
+
+LINE = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+TABLE = np.array([[2.5, -1, 4, 0, 7], [1, 8, -2.5, 3, 3], [6, 0, 1, -4, 2], [9, 5, 5, 5, 0], [2, -7, 3, 1, 8]])
+
+
+# -- sliding windows --------------------------------------------------------------------------------------------------
+
+WINDOWS: dict[str, Call] = {
+    "rows": lambda x: sliding_window_view(x, 3, 0),
+    "columns": lambda x: sliding_window_view(x, (2,), -1),
+    "both": lambda x: sliding_window_view(x, (2, 3)),
+    "of one": lambda x: sliding_window_view(x, 1, 0),
+    "whole": lambda x: sliding_window_view(x, 5, 0),
+    "twice": lambda x: sliding_window_view(x, (2, 2), (0, 0)),
+    "sums": lambda x: sliding_window_view(x, 3, 0).sum(-1),
+    "too long": lambda x: sliding_window_view(x, 6, 0),
+    "negative": lambda x: sliding_window_view(x, -1, 0),
+    "two for one": lambda x: sliding_window_view(x, (1, 2), 0),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_sliding_windows(name: str) -> None:
+    for case in tables(TABLE):
+        oracle.agree(WINDOWS[name], case)
+
+
+def test_a_window_loads_what_reaches_beyond_its_part() -> None:
+    x = dm.shard_tensor(np.arange(9), THREE, [S0])
+    y = sliding_window_view(x, 3)
+    assert_layout(y, [S0], chunks=[(3, 3, 1), None])
+    assert y.explain().received == {0: 16, 1: 16, 2: 0}
+    with pytest.raises(TypeError, match="writeable=True"):
+        sliding_window_view(x, 3, writeable=True)
