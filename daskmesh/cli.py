@@ -88,7 +88,9 @@ def _cluster(options: argparse.Namespace) -> Iterator[None]:
     """The cluster asked for, as Dask's current one; the default starts inside this process at the first use."""
     with ExitStack() as stack:
         if options.scheduler:
-            stack.enter_context(Client(options.scheduler, timeout=PATIENCE))
+            client = stack.enter_context(_client(options.scheduler))
+            if options.command == "demo":
+                client.wait_for_workers(1, timeout=PATIENCE)
         elif options.processes:
             stack.enter_context(dask.config.set({ENVIRON: {**dask.config.get(ENVIRON), **MALLOC}}))
             workers = max(2, min(CPU_COUNT, options.ranks))
@@ -102,6 +104,13 @@ def _cluster(options: argparse.Namespace) -> Iterator[None]:
             stack.enter_context(Client(cluster))
         stack.callback(dm.shutdown)
         yield
+
+
+def _client(address: str) -> Client:
+    try:
+        return Client(address, timeout=PATIENCE)
+    except ValueError as error:
+        raise OSError(f"{address!r} is no address of a scheduler, such as tcp://host:8786: {error}") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------- info
@@ -162,7 +171,10 @@ def _roads(client: Any, about: dict[str, dict[str, Any]]) -> Iterator[str]:
     for reader, answers in found.items():
         for owner, road in answers.items():
             readers[road][reader].append(owner)
-    yield "roads from worker to worker" if readers else "roads: there is one worker"
+    if not readers:
+        yield f"roads: there is {'one' if processes else 'no'} worker"
+        return
+    yield "roads from worker to worker"
     ways = Counter({road: sum(map(len, pairs.values())) for road, pairs in readers.items()})
     for road, pairs in ways.most_common():
         yield f"  {pairs:>4} {'way ' if pairs == 1 else 'ways'}  {road}"

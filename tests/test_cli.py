@@ -151,12 +151,28 @@ def test_info_says_the_road_of_each_pair(shell_client: Client, transport: str, r
     ])  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        (f"tcp://127.0.0.1:{conftest.free_port()}", "Timed out trying to connect to tcp://127.0.0.1:"),
+        ("horse", "'horse' is no address of a scheduler, such as tcp://host:8786: missing port number"),
+    ],
+)
 def test_a_scheduler_that_is_not_there_is_an_error_in_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    address: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "PATIENCE", "100ms")
-    assert cli.main(["info", "--scheduler", f"tcp://127.0.0.1:{conftest.free_port()}"]) == 1
-    assert capsys.readouterr().err.startswith("daskmesh info: Timed out trying to connect to tcp://127.0.0.1:")
+    assert cli.main(["info", "--scheduler", address]) == 1
+    assert capsys.readouterr().err.startswith(f"daskmesh info: {message}")
+
+
+def test_a_cluster_without_workers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "PATIENCE", "100ms")
+    with conftest.local_cluster(n_workers=0, processes=False, protocol="tcp") as cluster:
+        assert cli.main(["info", "--scheduler", cluster.scheduler_address]) == 0
+        assert lines_of(capsys)[-1] == "roads: there is no worker"
+        assert cli.main(["demo", "--scheduler", cluster.scheduler_address]) == 1
+        assert capsys.readouterr().err.startswith("daskmesh demo: Only 0/1 workers arrived")
 
 
 @pytest.mark.parametrize("ranks", ["0", "-1", "two"])
