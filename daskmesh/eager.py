@@ -23,18 +23,38 @@ __all__ = ["index_parts", "run_at_once"]
 Array = Any
 
 
-def index_parts(layout: Layout, arrays: Sequence[Array], world: str) -> Node:
+class _Indices(Node):
+    """Arrays of indices: array `i` for the ranks that hold part `i` of dim 0."""
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, layout: Layout, arrays: Sequence[Array] | Callable[[], Sequence[Array]], world: str) -> None:
+        super().__init__(layout, world)
+        self.arrays = arrays
+
+    def _lower(self) -> Layer:
+        layout, world = self.layout, self.world
+        arrays = self.arrays() if callable(self.arrays) else self.arrays
+        name = "index-" + tokenize(arrays, layout, world)
+        tasks = {}
+        for coord in layout.coords():
+            key = (name, *layout.block_index(coord))
+            part = arrays[layout.part_index(coord)[0]]
+            tasks[key] = RankTask(key, block_of, part, layout, coord, world=world, rank=layout.mesh.rank_at(coord))
+        return Layer(name, tasks)
+
+
+def index_parts(layout: Layout, arrays: Sequence[Array] | Callable[[], Sequence[Array]], world: str) -> Node:
     """A node whose local array is ``arrays[i]`` where a rank holds part `i` of dim 0 of `layout`; each travels to its ranks.
 
     **Communication**: none between ranks.
+
+    Parameters
+    ----------
+    arrays : sequence of array, or callable
+        The arrays, which may not be written to any more, or what gives them once the node is lowered.
     """
-    name = "index-" + tokenize(arrays, layout, world)
-    tasks = {}
-    for coord in layout.coords():
-        key = (name, *layout.block_index(coord))
-        part = arrays[layout.part_index(coord)[0]]
-        tasks[key] = RankTask(key, block_of, part, layout, coord, world=world, rank=layout.mesh.rank_at(coord))
-    return Source.from_tasks(layout, world, name, tasks)
+    return _Indices(layout, arrays, world)
 
 
 def run_at_once(

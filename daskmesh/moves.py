@@ -27,6 +27,7 @@ __all__ = [
     "OneReplica",
     "dask_array_of",
     "explained",
+    "fits",
     "local_arrays_of",
     "moved",
     "reduced",
@@ -100,23 +101,26 @@ def refuse_beyond_memory(nbytes: int, what: Callable[[], str]) -> None:
     what : callable
         Says what that is; called where it is refused, for making words costs as much as recording a move.
     """
-    if nbytes < _ALWAYS_FITS:  # asking the scheduler costs more than it could save
-        return
-    try:
-        client = default_client()
-    except ValueError:
-        return
-    if client.asynchronous:
-        return
-    if nbytes <= _least_limit(client):
-        return
-    _LIMITS.pop(client, None)  # nothing is refused for what is no longer so
-    limit = _least_limit(client)
-    if nbytes > limit:
+    if not fits(nbytes):
+        limit = _LIMITS[default_client()][0]
         raise MemoryError(
             f"{what()} takes {format_bytes(nbytes)} on one worker, whose memory limit is {format_bytes(int(limit))}; "
             f"keep it sharded, or reduce it first"
         )
+
+
+def fits(nbytes: int) -> bool:
+    """Whether every worker of the current client could hold so much; True where that cannot be asked."""
+    if nbytes < _ALWAYS_FITS:  # asking the scheduler costs more than it could save
+        return True
+    try:
+        client = default_client()
+    except ValueError:
+        return True
+    if client.asynchronous or nbytes <= _least_limit(client):
+        return True
+    _LIMITS.pop(client, None)  # nothing is refused for what is no longer so
+    return nbytes <= _least_limit(client)
 
 
 def _least_limit(client: Client) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from daskmesh.eager import index_parts
 from daskmesh.graph import Local, Node
 from daskmesh.layout import Chunks, Coord, Layout
 from daskmesh.moves import moved
+from daskmesh.ops.cells import Cells, cells_of, flat_of_cells
 from daskmesh.ops.gathers import fillable, laid_out, placed, recut
 from daskmesh.ops.keys import Key, Steps, forward, mask_alone, parse, parts_of
-from daskmesh.ops.picks import Cells, cells_of, flat_of_cells, gathered, index_layout
+from daskmesh.ops.picks import gathered, index_layout
 from daskmesh.placement import Placement, Replicate, Shard
 
 __all__: list[str] = []
@@ -164,11 +166,14 @@ def _picked_last(value: Any, k: Key) -> Any:
     return _turned(value, [1 + i for i, d in enumerate(k.steps) if k.steps[d].step < 0])
 
 
-def _selected(layout: Layout, k: Key, first: Shape, axes: Sequence[int]) -> tuple[Layout, dict[int, tuple[slice, ...]]]:
+@lru_cache(1024)
+def _selected(
+    layout: Layout, steps: tuple[tuple[int, Steps], ...], first: Shape, axes: Shape
+) -> tuple[Layout, dict[int, tuple[slice, ...]]]:
     """The layout of (elements picked, sliced dims), and the parts of the sliced dims."""
-    parts = {d: parts_of(layout, d, forward(s)) for d, s in k.steps.items()}
-    chunks = [tuple(_length(s, n) for s, n in zip(parts[d], layout.chunks[d], strict=True)) for d in k.steps]
-    places = {d: 1 + i for i, d in enumerate(k.steps)}
+    parts = {d: parts_of(layout, d, forward(s)) for d, s in steps}
+    chunks = [tuple(_length(s, n) for s, n in zip(parts[d], layout.chunks[d], strict=True)) for d, _ in steps]
+    places = {d: 1 + i for i, (d, _) in enumerate(steps)}
     placements: list[Placement] = []
     for m, p in enumerate(layout.placements):
         if isinstance(p, Shard):
@@ -181,24 +186,25 @@ def _selected(layout: Layout, k: Key, first: Shape, axes: Sequence[int]) -> tupl
 def _picked_in(x: DTensor, k: Key, value: Any) -> DTensor:
     layout, world = x.layout, x._node.world
     dims = tuple(k.arrays)
-    index = [a.reshape(-1) for a in np.broadcast_arrays(*k.arrays.values())]
-    cells = cells_of(layout, dims, index)
-    order = np.argsort(cells.number, kind="stable")  # later elements of a cell are written later
-    counts = np.bincount(cells.number, minlength=cells.total)
-    sizes = tuple(int(n) for n in counts)
-    flat = flat_of_cells(layout, dims, cells, np.split(order, np.cumsum(counts)[:-1]))
-    where = index_parts(index_layout(layout, cells.axes, sizes), flat, world)
-    selection, parts = _selected(layout, k, sizes, cells.axes)
-    node = _brought(_picked_last(value, k), selection, cells, order, world)
+    arrays = list(k.arrays.values())
+    cells = cells_of(layout, dims, [a.reshape(-1) for a in (arrays if len(arrays) == 1 else np.broadcast_arrays(*arrays))])
+
+    def written() -> list[Array]:  # later elements of a cell are written later
+        return flat_of_cells(layout, dims, cells, cells.elements)
+
+    where = index_parts(index_layout(layout, cells.axes, cells.counts), written, world)
+    selection, parts = _selected(layout, tuple(k.steps.items()), cells.counts, cells.axes)
+    node = _brought(_picked_last(value, k), selection, cells, world)
     extra = {"layout": layout, "parts": parts, "dims": dims}
     return DTensor(Local(layout, world, _write_picked, (x._node, node, where), extra, located=True))
 
 
-def _brought(value: Any, selection: Layout, cells: Cells, order: Array, world: str) -> Node:
+def _brought(value: Any, selection: Layout, cells: Cells, world: str) -> Node:
     """The value as the selection is cut: every cell gets the elements that are written there, in order."""
     why = "assignment: the value goes to where it is written"
     if value.shape[0] == 1 and selection.shape[0] != 1:
         return placed(value, _cut_like(value, selection), world, why)
+    order = cells.order
     if not isinstance(value, DTensor):
         value = value[order]
         return placed(value, _cut_like(value, selection), world, why)
@@ -241,7 +247,7 @@ def _by_values(x: DTensor, k: Key, value: Any) -> DTensor:
         a = _np.reshape(_np.broadcast_to(a.astype(np.int64), shape), (-1,))
         nodes.append(placed(a, index_layout(layout, (), (math.prod(shape),)), world, why))
     value = _picked_last(value, k)
-    selection, parts = _selected(layout, k, (math.prod(shape),), axes)
+    selection, parts = _selected(layout, tuple(k.steps.items()), (math.prod(shape),), axes)
     whole: list[Placement] = [Replicate() if m in axes else p for m, p in enumerate(selection.placements)]
     selection = laid_out(selection, whole, selection.chunks)
     node = placed(value, _cut_like(value, selection), world, why)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,77 +26,41 @@ from daskmesh.dtensor import DTensor
 from daskmesh.eager import index_parts
 from daskmesh.exchange import Exchange
 from daskmesh.graph import Local, Node
+from daskmesh.late import Late
 from daskmesh.layout import Coord, Layout
-from daskmesh.moves import moved, reduced, refuse_beyond_memory
+from daskmesh.moves import fits, moved, reduced, refuse_beyond_memory
+from daskmesh.ops.cells import Cells, cells_of, cuts_of, flat_of_cells, routes
 from daskmesh.ops.gathers import laid_out, placed, renumbered, split_over
 from daskmesh.ops.kinds import operand, record
 from daskmesh.placement import Partial, Placement, Replicate, Shard
-from daskmesh.regather import Regather, Run
+from daskmesh.regather import Regather
 from daskmesh.rules import Signature, elementwise
 
-__all__ = ["Cells", "cells_of", "flat_of_cells", "gathered", "index_layout", "picked", "picked_from_parts", "picked_whole"]
+__all__ = ["Frame", "gathered", "index_layout", "picked", "picked_from_parts", "picked_whole"]
 
 Array = Any
 Shape = tuple[int, ...]
 
 
-class Cells(NamedTuple):
-    """Where picked elements lie.
-
-    Attributes
-    ----------
-    axes : tuple of int
-        The mesh dims that cut any of the picked dims, in mesh order; a cell is a coordinate along them, in row-major order.
-    total : int
-        Number of cells.
-    number : array
-        Per element, the number of its cell.
-    within : list of array
-        Per picked dim, the index of each element in the local array.
-    """
-
-    axes: tuple[int, ...]
-    total: int
-    number: Array
-    within: list[Array]
-
-
-def cells_of(layout: Layout, dims: Sequence[int], index: Sequence[Array]) -> Cells:
-    """The cells of elements given by flat arrays of non-negative indices, one per picked dim."""
-    shape = layout.mesh.shape
-    axes = tuple(sorted(m for d in dims for m in layout.shard_axes[d]))
-    coords: dict[int, Array] = {}
-    within = []
-    for d, at in zip(dims, index, strict=True):
-        offsets = np.asarray(layout.offsets[d])
-        part = np.searchsorted(offsets, at, side="right") - 1 if layout.shard_axes[d] else np.zeros(at.shape, np.int64)
-        within.append(at - offsets[part])
-        for m in reversed(layout.shard_axes[d]):
-            part, coords[m] = np.divmod(part, shape[m])
-    number = np.zeros(np.shape(index[0]), np.int64)
-    for m in axes:
-        number = number * shape[m] + coords[m]
-    return Cells(axes, math.prod(shape[m] for m in axes), number, within)
-
-
 def picked(x: DTensor, dims: Sequence[int], index: Sequence[Array], at: int, why: str) -> DTensor:
     """``x`` at NumPy arrays of non-negative indices along `dims`; the dims of the index arrays stand at dim `at` of the result.
+
+    The arrays may not be written to any more.
 
     **Communication**: none if no picked dim is cut, or the elements come in the order of the ranks that hold them; else each rank
     loads the elements that it lacks of its part of the result, once.
     """
-    if not any(x.layout.shard_axes[d] for d in dims):
+    layout = x.layout
+    if not any(layout.shard_axes[d] for d in dims):
         return picked_whole(x, dims, index, at)
-    arrays = np.broadcast_arrays(*index)
+    arrays = index if len(index) == 1 else np.broadcast_arrays(*index)
     shape = arrays[0].shape
-    flat = [a.reshape(-1) for a in arrays]
-    cells = cells_of(x.layout, dims, flat)
+    cells = cells_of(layout, dims, [a.reshape(-1) for a in arrays])
     cut = next((j for j, n in enumerate(shape) if n != 1), 0)
     inner = math.prod(shape[cut + 1 :])
-    counts = np.bincount(cells.number, minlength=cells.total)
-    ordered = bool(np.all(cells.number[1:] >= cells.number[:-1])) and not np.any(counts % max(inner, 1))
-    parts = [int(n) for n in counts] if ordered else list(split_over(shape[cut], cells.axes, x.process_mesh, inner))
-    return gathered(x, dims, cells, parts, _Frame(shape, cut, at), why)
+    stays = cells.ordered and (inner < 2 or not any(n % inner for n in cells.counts))
+    parts = cells.counts if stays else split_over(shape[cut], cells.axes, layout.mesh, inner)
+    return gathered(x, dims, cells, parts, Frame(shape, cut, at), why)
 
 
 def picked_whole(x: DTensor, dims: Sequence[int], index: Sequence[Any], at: int) -> DTensor:
@@ -103,18 +68,23 @@ def picked_whole(x: DTensor, dims: Sequence[int], index: Sequence[Any], at: int)
 
     **Communication**: an all-gather of `x` along picked dims that are cut; none if none is.
     """
-    labels = elementwise(tuple(operand(i).shape for i in index))
+    shapes = tuple(operand(i).shape for i in index)
+    signature = _whole_signature(x.ndim, tuple(dims), shapes, at)
+    return record(_take, signature, (x, *index), x.dtype, {"dims": tuple(dims), "at": at})
+
+
+@lru_cache(1024)
+def _whole_signature(ndim: int, dims: Shape, shapes: tuple[Shape, ...], at: int) -> Signature:
+    labels = elementwise(shapes)
     rename = {k: f"index {k}" for k in range(len(labels.output))}
     given = [tuple(None if k is None else rename[int(k)] for k in op) for op in labels.operands]
-    own = tuple(f"picked {d}" if d in dims else d for d in range(x.ndim))
-    rest = [d for d in range(x.ndim) if d not in dims]
+    own = tuple(f"picked {d}" if d in dims else d for d in range(ndim))
+    rest = [d for d in range(ndim) if d not in dims]
     held = {k for op in given for k in op}
     new = [rename[int(k)] if k is not None and rename[int(k)] in held else None for k in labels.output]
-    flows = tuple(f._replace(inputs=f.inputs + (None,) * len(index)) for f in carried(1))
-    signature = Signature(
-        (own, *given), (*rest[:at], *new, *rest[at:]), None, flows, frozenset(k for k in own if isinstance(k, str))
-    )
-    return record(_take, signature, (x, *index), x.dtype, {"dims": tuple(dims), "at": at})
+    flows = tuple(f._replace(inputs=f.inputs + (None,) * len(shapes)) for f in carried(1))
+    whole = frozenset(k for k in own if isinstance(k, str))
+    return Signature((own, *given), (*rest[:at], *new, *rest[at:]), None, flows, whole)
 
 
 def _take(local: Array, *index: Array, dims: tuple[int, ...], at: int) -> Array:
@@ -140,7 +110,7 @@ def picked_from_parts(x: DTensor, dims: Sequence[int], index: Sequence[Any], at:
         return picked_whole(x, dims, index, at)
     x = DTensor(moved(x._node, x.layout.replace(placements=tuple(reduced(x.placements))), "indices that are a DTensor"))
     layout, world = x.layout, x._node.world
-    axes = cells_of(layout, dims, [np.zeros(0, np.int64)] * len(dims)).axes
+    axes = cuts_of(layout, tuple(dims)).axes
     why = "indices that are a DTensor: every rank picks what it holds"
     nodes = []
     for i in index:
@@ -207,7 +177,7 @@ def _from_bits(local: Array, dtype: np.dtype[Any]) -> Array:
     return np.ascontiguousarray(local).view(dtype)[..., 0]
 
 
-class _Frame(NamedTuple):
+class Frame(NamedTuple):
     """How the picked elements stand in the result: their shape, which dim of it is cut, and where it stands."""
 
     shape: Shape
@@ -215,54 +185,62 @@ class _Frame(NamedTuple):
     at: int
 
 
-def index_layout(layout: Layout, axes: Sequence[int], sizes: Sequence[int], dtype: Any = np.int64) -> Layout:
+@lru_cache(1024)
+def index_layout(layout: Layout, axes: Shape, sizes: Shape, dtype: Any = np.int64) -> Layout:
     """A dim cut by the cells into parts of these sizes; the other mesh dims hold copies."""
     placements: list[Placement] = [Shard(0) if m in axes else Replicate() for m in range(layout.mesh.ndim)]
-    return laid_out(layout, placements, (tuple(sizes),), dtype)
+    return laid_out(layout, placements, (sizes,), dtype)
 
 
-def gathered(
-    x: DTensor, dims: Sequence[int], cells: Cells, parts: Sequence[int], frame: _Frame | None = None, why: str = ""
-) -> DTensor:
+def gathered(x: DTensor, dims: Sequence[int], cells: Cells, parts: Shape, frame: Frame | None = None, why: str = "") -> DTensor:
     """The elements of `cells`, the result being cut into parts of so many elements over the same mesh dims.
 
     Without a frame the elements make up dim 0.
     """
-    layout, world = x.layout, x._node.world
-    frame = frame or _Frame(np.shape(cells.number), 0, 0)
-    rest = [d for d in range(x.ndim) if d not in dims]
-    target = _target(layout, cells.axes, rest, parts, frame)
-    ends = [0, *itertools.accumulate(parts)]
-    lows, highs = np.array(ends[:-1]), np.array(ends[1:])
-    mine = np.repeat(np.arange(cells.total), highs - lows)
-    if np.array_equal(mine, cells.number):
-        chosen = [_flat(layout, dims, cells, c, slice(a, b)) for c, (a, b) in enumerate(itertools.pairwise(ends))]
+    layout, world, dims = x.layout, x._node.world, tuple(dims)
+    frame = frame or Frame(cells.number.shape, 0, 0)
+    target = _target(layout, cells.axes, dims, parts, frame)
+    how = {"layout": target, "at": frame.at, "new": len(frame.shape)}
+    if cells.ordered and cells.counts == parts:
+        ends = [0, *itertools.accumulate(parts)]
+
+        def chosen() -> list[Array]:
+            return flat_of_cells(layout, dims, cells, [slice(a, b) for a, b in itertools.pairwise(ends)])
+
         index = index_parts(index_layout(layout, cells.axes, parts), chosen, world)
-        extra = {"dims": tuple(dims), "layout": target, "at": frame.at, "new": len(frame.shape)}
-        return DTensor(Local(target, world, _pick_here, (x._node, index), extra, located=True))
-    packs, runs, order = _routes(layout, dims, cells, ends)
-    sizes = [len(p) for p in packs]
+        return DTensor(Local(target, world, _pick_here, (x._node, index), {"dims": dims, **how}, located=True))
+    node = Late(target, world, _unpack, lambda: (_routed(x._node, dims, cells, parts, why), how), located=True)
+    if not fits(math.prod(map(max, target.chunks)) * target.dtype.itemsize):  # no rank loads an element twice: most of it
+        needed = node.args[0].layout
+        share = max(math.prod(needed.local_shape(c)) for c in needed.coords()) * needed.dtype.itemsize
+        refuse_beyond_memory(share, lambda: f"{why or 'picking'} of {x.shape} {x.dtype}")
+    return DTensor(node)
+
+
+def _routed(node: Node, dims: Shape, cells: Cells, parts: Shape, why: str) -> tuple[Node, Node]:
+    """The elements that each new part needs, loaded, and the order in which they stand in it."""
+    layout, world = node.layout, node.world
+    rest = [d for d in range(layout.ndim) if d not in dims]
+    packs, runs, order = routes(layout, dims, cells, [0, *itertools.accumulate(parts)])
     chunks = tuple(layout.chunks[d] for d in rest)
     placements = [Shard(0) if m in cells.axes else p for m, p in enumerate(renumbered(layout.placements, _places(rest, 1)))]
-    packed = laid_out(layout, placements, (tuple(sizes), *chunks))
+    sizes = tuple(map(len, packs))
+    packed = laid_out(layout, placements, (sizes, *chunks))
     index = index_parts(index_layout(layout, cells.axes, sizes), packs, world)
-    node: Node = Local(packed, world, _pack, (x._node, index), {"dims": tuple(dims)})
+    lying: Node = Local(packed, world, _pack, (node, index), {"dims": dims})
     needed = laid_out(layout, placements, (tuple(sum(b - a for a, b in r) for r in runs), *chunks))
-    share = max((math.prod(needed.local_shape(c)) for c in needed.coords()), default=0) * needed.dtype.itemsize
-    refuse_beyond_memory(share, lambda: f"{why or 'picking'} of {x.shape} {x.dtype}")
-    node = Exchange(node, Regather(packed, needed, runs=(runs, *(None,) * len(rest))), why)
-    places = index_parts(index_layout(layout, cells.axes, [len(o) for o in order]), order, world)
-    return DTensor(
-        Local(target, world, _unpack, (node, places), {"layout": target, "at": frame.at, "new": len(frame.shape)}, located=True)
-    )
+    loaded = Exchange(lying, Regather(packed, needed, runs=(runs, *(None,) * len(rest))), why)
+    return loaded, index_parts(index_layout(layout, cells.axes, tuple(map(len, order))), order, world)
 
 
 def _places(rest: Sequence[int], start: int) -> dict[int, int]:
     return {d: start + i for i, d in enumerate(rest)}
 
 
-def _target(layout: Layout, axes: Sequence[int], rest: Sequence[int], parts: Sequence[int], frame: _Frame) -> Layout:
+@lru_cache(1024)
+def _target(layout: Layout, axes: Shape, dims: Shape, parts: Shape, frame: Frame) -> Layout:
     shape, cut, at = frame
+    rest = [d for d in range(layout.ndim) if d not in dims]
     new: list[Shape] = [(n,) for n in shape]
     inner = math.prod(shape[cut + 1 :])
     new[cut] = tuple(n // inner for n in parts) if inner else split_over(shape[cut], axes, layout.mesh)
@@ -270,58 +248,6 @@ def _target(layout: Layout, axes: Sequence[int], rest: Sequence[int], parts: Seq
     placements = [Shard(at + cut) if m in axes else p for m, p in enumerate(renumbered(layout.placements, places))]
     old = [layout.chunks[d] for d in rest]
     return laid_out(layout, placements, (*old[:at], *new, *old[at:]))
-
-
-def _local_sizes(layout: Layout, dims: Sequence[int], cells: Cells, cell: int) -> Shape:
-    """Local sizes of the picked dims on the ranks of a cell."""
-    coord = [0] * layout.mesh.ndim
-    for m in reversed(cells.axes):
-        cell, coord[m] = divmod(cell, layout.mesh.shape[m])
-    local = layout.local_shape(tuple(coord))
-    return tuple(local[d] for d in dims)
-
-
-def _flat(layout: Layout, dims: Sequence[int], cells: Cells, cell: int, elements: Any) -> Array:
-    """Elements of one cell as flat indices over the picked dims of its local array."""
-    within = [w[elements] for w in cells.within]
-    if len(dims) == 1:
-        return within[0].astype(np.int64, copy=False)
-    sizes = _local_sizes(layout, dims, cells, cell)
-    flat = np.zeros(len(within[0]), np.int64)
-    for w, n in zip(within, sizes, strict=True):
-        flat = flat * n + w
-    return flat
-
-
-def flat_of_cells(layout: Layout, dims: Sequence[int], cells: Cells, elements: Sequence[Array]) -> list[Array]:
-    """Per cell, the flat indices over the picked dims of its local array of the elements that it is given."""
-    return [_flat(layout, dims, cells, c, e) for c, e in enumerate(elements)]
-
-
-def _routes(
-    layout: Layout, dims: Sequence[int], cells: Cells, ends: Sequence[int]
-) -> tuple[list[Array], tuple[tuple[Run, ...], ...], list[Array]]:
-    """What each cell packs, which runs of the packed elements each new part loads, and in what order it puts them."""
-    flat = np.zeros(len(cells.number), np.int64)
-    for c in range(cells.total):
-        mine = np.flatnonzero(cells.number == c)
-        flat[mine] = _flat(layout, dims, cells, c, mine)
-    most = int(flat.max(initial=0)) + 1
-    pieces: list[list[Array]] = [[] for _ in range(cells.total)]
-    taken: list[list[tuple[int, int]]] = []
-    order = []
-    for lo, hi in itertools.pairwise(ends):
-        wanted, back = np.unique(cells.number[lo:hi] * most + flat[lo:hi], return_inverse=True)
-        order.append(back.reshape(-1).astype(np.int64, copy=False))
-        borders = np.searchsorted(wanted, np.arange(cells.total + 1) * most)
-        taken.append([])
-        for c, (a, b) in enumerate(itertools.pairwise(borders)):
-            taken[-1].append((sum(map(len, pieces[c])), int(b - a)))
-            pieces[c].append(wanted[a:b] - c * most)
-    packs = [np.concatenate(p) if p else np.zeros(0, np.int64) for p in pieces]
-    starts = [0, *itertools.accumulate(map(len, packs))]
-    runs = tuple(tuple((starts[c] + a, starts[c] + a + n) for c, (a, n) in enumerate(row) if n) for row in taken)
-    return packs, runs, order
 
 
 def _pack(local: Array, flat: Array, dims: tuple[int, ...]) -> Array:
