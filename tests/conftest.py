@@ -62,10 +62,11 @@ def local_cluster(**options: Any) -> LocalCluster:
 class ShellCluster:
     """``dask scheduler`` and ``dask worker`` processes on loopback; each process leads a group, which is killed as one."""
 
-    def __init__(self, workers: int, grace: str) -> None:
+    def __init__(self, workers: int, grace: str, nanny: bool = True) -> None:
         failures = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "2"}  # each costs the restart of a worker
         forked = {"DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
         self._env = child_environment(DASK_DASKMESH__GRACE=grace, **failures, **forked)
+        self._nanny = () if nanny else ("--no-nanny",)
         self.address = f"tcp://127.0.0.1:{free_port()}"
         self.workers: list[subprocess.Popen[bytes]] = []
         self.start_scheduler()
@@ -78,8 +79,9 @@ class ShellCluster:
         self.scheduler = self._start("dask_scheduler", "--port", port, "--host", "127.0.0.1", "--no-dashboard")
 
     def start_worker(self) -> subprocess.Popen[bytes]:
-        """Start one more worker, under a nanny, with one thread."""
-        process = self._start("dask_worker", self.address, "--nthreads", "1", "--host", "127.0.0.1", "--no-dashboard")
+        """Start one more worker with one thread."""
+        common = ("--nthreads", "1", "--host", "127.0.0.1", "--no-dashboard")
+        process = self._start("dask_worker", self.address, *common, *self._nanny)
         self.workers.append(process)
         return process
 

@@ -358,7 +358,7 @@ def test_tasks_of_an_unknown_world_are_pinned_all_the_same(shell_client, world):
 
 
 def test_a_restarted_scheduler_is_an_error_that_names_the_way_on(eventually):
-    cluster = ShellCluster(workers=1, grace="2s")
+    cluster = ShellCluster(workers=1, grace="2s", nanny=False)
     try:
         with Client(cluster.address, timeout="30s") as client:
             mesh = init_mesh(2, ["x"])
