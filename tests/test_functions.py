@@ -86,3 +86,40 @@ def test_a_window_loads_what_reaches_beyond_its_part() -> None:
     assert y.explain().received == {0: 16, 1: 16, 2: 0}
     with pytest.raises(TypeError, match="writeable=True"):
         sliding_window_view(x, 3, writeable=True)
+
+
+# -- padding ----------------------------------------------------------------------------------------------------------
+
+PADS: dict[str, Call] = {
+    "linear_ramp": lambda x: np.pad(x, ((2, 3), (0, 1)), "linear_ramp"),
+    "linear_ramp ends": lambda x: np.pad(x, 3, "linear_ramp", end_values=((-5, 4), (2, 7))),
+    "maximum": lambda x: np.pad(x, ((1, 2), (3, 0)), "maximum"),
+    "maximum of some": lambda x: np.pad(x, 2, "maximum", stat_length=((2, 1), (1, 3))),
+    "minimum": lambda x: np.pad(x, 1, "minimum", stat_length=2),
+    "mean": lambda x: np.pad(x, ((2, 2), (0, 0)), "mean"),
+    "mean of some": lambda x: np.pad(x, 2, "mean", stat_length=3),
+    "median": lambda x: np.pad(x, ((0, 0), (2, 1)), "median", stat_length=4),
+    "reflect odd": lambda x: np.pad(x, ((2, 3), (1, 0)), "reflect", reflect_type="odd"),
+    "reflect odd, laps": lambda x: np.pad(x, 11, "reflect", reflect_type="odd"),
+    "symmetric odd": lambda x: np.pad(x, ((2, 1), (0, 3)), "symmetric", reflect_type="odd"),
+    "symmetric odd, laps": lambda x: np.pad(x, ((14, 7), (0, 12)), "symmetric", reflect_type="odd"),
+    "no statistic": lambda x: np.pad(x, 1, "maximum", stat_length=0),
+    "option of another mode": lambda x: np.pad(x, 1, "mean", end_values=1),
+}
+
+
+@pytest.mark.parametrize("name", PADS)
+def test_pad(name: str) -> None:
+    for case in (*tables(TABLE)[1:], *tables((TABLE + 7).astype("u1"))[:2], tables(TABLE[:1])[2]):
+        oracle.agree(PADS[name], case)
+
+
+def test_an_end_of_a_pad_moves_a_row() -> None:
+    x = dm.shard_tensor(TABLE, TWO, [S0])
+    y = np.pad(x, ((2, 1), (0, 0)), "linear_ramp")
+    assert_layout(y, [S0], chunks=[(5, 3), None])
+    assert y.explain().total_bytes <= 2 * TABLE[:1].nbytes
+    with pytest.raises(TypeError, match="linear_ramp"):
+        np.pad(x, 1, lambda *a: None)
+    with pytest.raises(ValueError, match="empty axis 0"):
+        np.pad(x[:0], 1, "mean")
