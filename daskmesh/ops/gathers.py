@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,8 @@ __all__ = [
 
 Array = Any
 Stretches = tuple[Stretch, ...]
+_TRUTH = ("any", "all")
+_FEW = 64  # stretches whose way is remembered
 _EMBED_SIZE = 2**13  # elements of a plain operand that travel with the program, instead of as an array of their own
 
 
@@ -70,8 +73,7 @@ def renumbered(placements: Sequence[Placement], places: Mapping[int, int]) -> tu
 def fillable(x: DTensor) -> DTensor:
     """The same value in a layout where a constant can be put among the terms: not numbers under Partial('any') or ('all')."""
     placements = x.placements
-    truth = [isinstance(p, Partial) and p.op in ("any", "all") for p in placements]
-    if x.dtype == np.bool_ or not any(truth):
+    if not x.layout.partial_axes or x.dtype == np.bool_ or not any(isinstance(p, Partial) and p.op in _TRUTH for p in placements):
         return x
     target = x.layout.replace(placements=tuple(reduced(placements)))
     return DTensor(moved(x._node, target, "numbers cannot be put among truth values"))
@@ -113,10 +115,18 @@ def dropped(x: DTensor, dims: Sequence[int], what: str) -> DTensor:
     """
     if not dims:
         return DTensor(x._node)
-    layout = x.layout
-    kept = [d for d in range(x.ndim) if d not in dims]
+    middle, how, target = _without(x.layout, tuple(dims))
+    node = x._node if middle is None else moved(x._node, middle, f"{what}: what one rank holds is {how}")
+    return DTensor(Local(target, node.world, _squeezed, (node,), {"dims": tuple(dims)}))
+
+
+@lru_cache(1024)
+def _without(layout: Layout, dims: tuple[int, ...]) -> tuple[Layout | None, str, Layout]:
+    """The layout in which none of some dims of size 1 is cut, if one is, what happens to them, and the layout without them."""
+    kept = [d for d in range(layout.ndim) if d not in dims]
     cuts = [m for m, p in enumerate(layout.placements) if isinstance(p, Shard) and p.dim in dims]
-    node = x._node
+    middle: Layout | None = None
+    how = ""
     if cuts:
         n = math.prod(layout.mesh.shape[m] for m in cuts)
         free = [d for d in kept if not layout.shard_axes[d] and layout.shape[d] >= n]
@@ -131,10 +141,9 @@ def dropped(x: DTensor, dims: Sequence[int], what: str) -> DTensor:
         for m in cuts:
             placements[m] = goal
         how = "copied to all" if goal == Replicate() else "shared out"
-        node = moved(node, laid_out(layout, placements, tuple(chunks)), f"{what}: what one rank holds is {how}")
+        middle = layout = laid_out(layout, placements, tuple(chunks))
     places = {d: i for i, d in enumerate(kept)}
-    target = laid_out(layout, renumbered(node.layout.placements, places), tuple(node.layout.chunks[d] for d in kept))
-    return DTensor(Local(target, node.world, _squeezed, (node,), {"dims": tuple(dims)}))
+    return middle, how, laid_out(layout, renumbered(layout.placements, places), tuple(layout.chunks[d] for d in kept))
 
 
 def _squeezed(local: Array, dims: tuple[int, ...]) -> Array:
@@ -159,17 +168,53 @@ def regathered(x: DTensor, maps: Mapping[int, Sequence[Stretch]], fill: Any = No
     """
     if fill is not None:
         x = fillable(x)
-    given = {d: tuple(s for s in stretches if s.size) for d, stretches in maps.items()}
-    axes = x.layout.shard_axes
-    moving = {d: s for d, s in given.items() if axes[d] and not ascending(s)}
-    still = {d: s for d, s in given.items() if d not in moving and s != (Stretch(0, 1, x.shape[d]),)}
-    if still:
-        x = _picked_in_place(x, still, fill)
-    return _exchanged(x, moving, fill, why) if moving else x
+    given = tuple((d, tuple(stretches)) for d, stretches in maps.items())
+    few = sum(len(stretches) for _, stretches in given) <= _FEW
+    way = (_way if few else _way.__wrapped__)(x.layout, given)
+    node, world = x._node, x._node.world
+    if way.here is not None:
+        target, picks = way.here
+        node = Local(target, world, pick, (node,), {"layout": target, "picks": picks, "fill": fill}, located=True)
+    if way.stage is not None and way.there is not None:
+        target, picks = way.there
+        refuse_beyond_memory(way.share, lambda: f"{why or 're-gathering'} {x.shape} {x.dtype}")
+        loaded = Exchange(node, way.stage, why)
+        node = Local(target, world, pick, (loaded,), {"layout": target, "picks": picks, "fill": fill}, located=True)
+    return DTensor(node)
 
 
-def _picked_in_place(x: DTensor, maps: Mapping[int, Stretches], fill: Any) -> DTensor:
-    layout = x.layout
+_Picks = tuple[Layout, dict[int, tuple[Stretches, ...]]]
+
+
+class _Way(NamedTuple):
+    """How a result of stretches comes about.
+
+    Attributes
+    ----------
+    here : layout and picks, or None
+        What every rank picks of its own part.
+    stage, there : Regather, layout and picks, or None
+        What is loaded then, and picked of that.
+    share : int
+        Bytes that a rank holds of the result of `there`.
+    """
+
+    here: _Picks | None
+    stage: Regather | None = None
+    there: _Picks | None = None
+    share: int = 0
+
+
+@lru_cache(1024)
+def _way(layout: Layout, maps: tuple[tuple[int, Stretches], ...]) -> _Way:
+    given = {d: tuple(s for s in stretches if s.size) for d, stretches in maps}
+    moving = {d: s for d, s in given.items() if layout.shard_axes[d] and not ascending(s)}
+    still = {d: s for d, s in given.items() if d not in moving and s != (Stretch(0, 1, layout.shape[d]),)}
+    here = _picks_here(layout, still) if still else None
+    return _loaded(layout if here is None else here[0], moving, here) if moving else _Way(here)
+
+
+def _picks_here(layout: Layout, maps: Mapping[int, Stretches]) -> _Picks:
     picks: dict[int, tuple[Stretches, ...]] = {}
     sizes: dict[int, tuple[int, ...]] = {}
     for d, stretches in maps.items():
@@ -181,12 +226,10 @@ def _picked_in_place(x: DTensor, maps: Mapping[int, Stretches], fill: Any) -> DT
             tuple(s if s.start < 0 else s._replace(start=s.start - at) for s in cut(stretches, lo, hi))
             for at, (lo, hi) in zip(offsets, itertools.pairwise(ends), strict=False)
         )
-    target = recut(layout, sizes)
-    return DTensor(Local(target, x._node.world, pick, (x._node,), {"layout": target, "picks": picks, "fill": fill}, located=True))
+    return recut(layout, sizes), picks
 
 
-def _exchanged(x: DTensor, maps: Mapping[int, Stretches], fill: Any, why: str) -> DTensor:
-    layout = x.layout
+def _loaded(layout: Layout, maps: Mapping[int, Stretches], here: _Picks | None) -> _Way:
     runs: list[tuple[tuple[tuple[int, int], ...], ...] | None] = [None] * layout.ndim
     picks: dict[int, tuple[Stretches, ...]] = {}
     sizes: dict[int, tuple[int, ...]] = {}
@@ -200,9 +243,7 @@ def _exchanged(x: DTensor, maps: Mapping[int, Stretches], fill: Any, why: str) -
     middle = recut(layout, {d: tuple(sum(b - a for a, b in r) for r in rs) for d, rs in enumerate(runs) if rs is not None})
     target = recut(layout, sizes)
     share = max((math.prod(target.local_shape(c)) for c in target.coords()), default=0) * target.dtype.itemsize
-    refuse_beyond_memory(share, lambda: f"{why or 're-gathering'} {x.shape} {x.dtype}")
-    node = Exchange(x._node, Regather(layout, middle, runs=tuple(runs)), why)
-    return DTensor(Local(target, x._node.world, pick, (node,), {"layout": target, "picks": picks, "fill": fill}, located=True))
+    return _Way(here, Regather(layout, middle, runs=tuple(runs)), (target, picks), share)
 
 
 def pick(coord: Coord, local: Array, layout: Layout, picks: Mapping[int, Sequence[Stretches]], fill: Any = None) -> Array:

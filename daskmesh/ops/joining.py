@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from daskmesh.dtensor import DTensor, implements
 from daskmesh.graph import Local
 from daskmesh.layout import Coord, Layout
 from daskmesh.ops.gathers import as_operand, laid_out, placed, recut, regathered, split_over
-from daskmesh.ops.kinds import record
+from daskmesh.ops.kinds import operand, record
 from daskmesh.placement import Replicate, Shard
 from daskmesh.regather import Stretch
-from daskmesh.rules import Signature
+from daskmesh.rules import Dense, Signature
 
 __all__: list[str] = []
 
@@ -44,60 +45,82 @@ def concatenate(arrays: Sequence[Any], /, axis: int | None = 0, out: None = None
         axis = 0
     if any(x.ndim == 0 for x in operands):
         raise ValueError("zero-dimensional arrays cannot be concatenated")
-    d = normalize_axis_index(axis, operands[0].ndim)
-    _refuse_unequal(operands, d)
-    kind = np.result_type(*(x.dtype for x in operands)) if dtype is None else np.dtype(dtype)
-    for x in operands:
-        if not np.can_cast(x.dtype, kind, casting):
-            raise TypeError(f"np.concatenate: cannot cast {x.dtype} to {kind} under the rule {casting!r}")
+    d, kind = _checked(tuple(map(operand, operands)), axis, None if dtype is None else np.dtype(dtype), casting)
     operands = [x if x.dtype == kind else x.astype(kind) for x in operands]
-    model = max((x for x in operands if isinstance(x, DTensor)), key=lambda x: x.nbytes)
-    if any(x.layout.shard_axes[d] for x in operands if isinstance(x, DTensor)):
-        return _joined_across(operands, d, model)
-    labels = tuple(tuple(f"joined {k}" if i == d else i for i in range(x.ndim)) for k, x in enumerate(operands))
-    total = sum(x.shape[d] for x in operands)
-    signature = Signature(
-        labels, tuple("joined" if i == d else i for i in range(model.ndim)), None, carried(len(operands)),
-        frozenset(x[d] for x in labels), (("joined", total),),
-    )  # fmt: skip
+    facts = tuple(map(operand, operands))
+    model = next(x for x in operands if isinstance(x, DTensor))
+    if any(x.shard_axes[d] for x in facts if isinstance(x, Layout)):
+        target, pieces = _pieces(facts, d)
+        world, why = model._node.world, "concatenate: parts of the joined dim"
+        nodes = [placed(x, piece, world, why) for x, piece in zip(operands, pieces, strict=True)]
+        return DTensor(Local(target, world, _concatenate, nodes, {"axis": d}))
+    signature = _joining(model.ndim, tuple(x.shape[d] for x in facts), d)
     return record(_concatenate, signature, operands, kind, {"axis": d})
 
 
-def _refuse_unequal(operands: Sequence[Any], d: int) -> None:
-    first = operands[0]
-    meshes = {x.process_mesh for x in operands if isinstance(x, DTensor)}
+@lru_cache(1024)
+def _checked(facts: tuple[Layout | Dense, ...], axis: int, dtype: Any, casting: Any) -> tuple[int, np.dtype[Any]]:
+    """The joined dim and the dtype of the result.
+
+    Raises
+    ------
+    ValueError
+        Shapes or meshes that do not fit.
+    TypeError
+        A cast that is not allowed.
+    """
+    d = normalize_axis_index(axis, len(facts[0].shape))
+    _refuse_unequal(facts, d)
+    kind = np.dtype(np.result_type(*(x.dtype for x in facts))) if dtype is None else dtype
+    for x in facts:
+        if not np.can_cast(x.dtype, kind, casting):
+            raise TypeError(f"np.concatenate: cannot cast {x.dtype} to {kind} under the rule {casting!r}")
+    return d, kind
+
+
+def _refuse_unequal(facts: Sequence[Layout | Dense], d: int) -> None:
+    first = facts[0].shape
+    meshes = {x.mesh for x in facts if isinstance(x, Layout)}
     if len(meshes) > 1:
         raise ValueError(f"np.concatenate: the operands lie on different meshes {sorted(map(repr, meshes))}; reshard them first")
-    for k, x in enumerate(operands):
-        if x.ndim != first.ndim:
-            raise ValueError(f"np.concatenate: operand 0 has {first.ndim} dim(s), operand {k} has {x.ndim}")
-        for i, (m, n) in enumerate(zip(first.shape, x.shape, strict=True)):
+    for k, x in enumerate(facts):
+        if len(x.shape) != len(first):
+            raise ValueError(f"np.concatenate: operand 0 has {len(first)} dim(s), operand {k} has {len(x.shape)}")
+        for i, (m, n) in enumerate(zip(first, x.shape, strict=True)):
             if i != d and m != n:
                 raise ValueError(f"np.concatenate: dim {i} has size {m} in operand 0 and {n} in operand {k}; they must agree")
 
 
-def _joined_across(operands: Sequence[Any], d: int, model: DTensor) -> DTensor:
-    """The joined dim is cut: every operand is brought to the ranks that hold its stretch of the result."""
-    cuts = next(x for x in (model, *operands) if isinstance(x, DTensor) and x.layout.shard_axes[d]).layout
-    mesh = cuts.mesh
-    tensors = [x for x in operands if isinstance(x, DTensor)]
+@lru_cache(1024)
+def _joining(ndim: int, sizes: tuple[int, ...], d: int) -> Signature:
+    """Joining along a dim that nobody has cut."""
+    labels = tuple(tuple(f"joined {k}" if i == d else i for i in range(ndim)) for k in range(len(sizes)))
+    output = tuple("joined" if i == d else i for i in range(ndim))
+    return Signature(labels, output, None, carried(len(sizes)), frozenset(x[d] for x in labels), (("joined", sum(sizes)),))
+
+
+@lru_cache(1024)
+def _pieces(facts: tuple[Layout | Dense, ...], d: int) -> tuple[Layout, tuple[Layout, ...]]:
+    """The joined dim is cut: the result's layout, and where every operand goes, to the ranks that hold its stretch of it."""
+    tensors = [x for x in facts if isinstance(x, Layout)]
+    model = max(tensors, key=lambda x: x.nbytes)
+    cuts = next(x for x in (model, *tensors) if x.shard_axes[d])
     placements = []
     for m, p in enumerate(cuts.placements):
-        alike = all(x.placements[m] == p for x in tensors) and len(tensors) == len(operands)
+        alike = all(x.placements[m] == p for x in tensors) and len(tensors) == len(facts)
         placements.append(p if isinstance(p, Shard) or alike else Replicate())
     axes = [m for m, p in enumerate(placements) if p == Shard(d)]
     chunks = [c if cuts.shard_axes[i] else (n,) for i, (n, c) in enumerate(zip(cuts.shape, cuts.chunks, strict=True))]
-    chunks[d] = split_over(sum(x.shape[d] for x in operands), axes, mesh)
+    chunks[d] = split_over(sum(x.shape[d] for x in facts), axes, cuts.mesh)
     target = laid_out(cuts, placements, tuple(chunks))
-    world = model._node.world
-    nodes = []
+    pieces = []
     start = 0
-    for x in operands:
+    for x in facts:
         stop = start + x.shape[d]
         sizes = tuple(max(0, min(stop, b) - max(start, a)) for a, b in itertools.pairwise(target.offsets[d]))
-        nodes.append(placed(x, recut(target, {d: sizes}), world, "concatenate: parts of the joined dim"))
+        pieces.append(recut(target, {d: sizes}))
         start = stop
-    return DTensor(Local(target, world, _concatenate, nodes, {"axis": d}))
+    return target, tuple(pieces)
 
 
 def _concatenate(*locals_: Array, axis: int) -> Array:

@@ -53,7 +53,7 @@ class Key(NamedTuple):
     @property
     def picked_shape(self) -> tuple[int, ...]:
         """Shape of the arrays together."""
-        return np.broadcast_shapes(*(a.shape for a in self.arrays.values()))
+        return _together(tuple(a.shape for a in self.arrays.values()))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,6 +71,11 @@ class Key(NamedTuple):
         """Where the picked dims stand among the sliced ones."""
         before = itertools.takewhile(lambda o: o != "picked", self.order)
         return sum(o is not None for o in before)
+
+
+@lru_cache(1024)
+def _together(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    return np.broadcast_shapes(*shapes)
 
 
 def _entries(key: Any) -> list[Any]:
@@ -156,7 +161,7 @@ def parse(x: DTensor, key: Any) -> Key:
         return Key(steps, ints, {}, tuple(o for o in order if o != "picked"))
     arrays |= {i: np.asarray(at) for i, at in ints.items()}
     try:
-        np.broadcast_shapes(*(a.shape for a in arrays.values()))
+        _together(tuple(a.shape for a in arrays.values()))
     except ValueError:
         shown = " ".join(str(a.shape) for _, a in sorted(arrays.items()))
         raise IndexError(f"shape mismatch: indexing arrays could not be broadcast together with shapes {shown}") from None
@@ -193,18 +198,20 @@ def _within(at: int, n: int, d: int) -> int:
 
 
 def settled(index: Array, n: int, d: int) -> Array:
-    """A plain index array with no negative entries.
+    """A copy of a plain index array, with no negative entries.
 
     Raises
     ------
     IndexError
         An entry is out of bounds for dim `d` of size `n`.
     """
-    index = index.astype(np.int64, copy=False)
-    bad = (index < -n) | (index >= n)
-    if bad.any():
-        raise IndexError(f"index {int(index[bad].flat[0])} is out of bounds for axis {d} with size {n}")
-    return np.where(index < 0, index + n, index)
+    index = index.astype(np.int64)  # a copy: it is looked at again when the graph is made
+    if index.size and index.view(np.uint64).max() >= n:  # negative ones are large so
+        bad = (index < -n) | (index >= n)
+        if bad.any():
+            raise IndexError(f"index {int(index[bad].flat[0])} is out of bounds for axis {d} with size {n}")
+        index[index < 0] += n
+    return index
 
 
 # -- slices -----------------------------------------------------------------------------------------------------------
