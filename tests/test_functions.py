@@ -123,3 +123,34 @@ def test_an_end_of_a_pad_moves_a_row() -> None:
         np.pad(x, 1, lambda *a: None)
     with pytest.raises(ValueError, match="empty axis 0"):
         np.pad(x[:0], 1, "mean")
+
+
+# -- quantiles --------------------------------------------------------------------------------------------------------
+
+QS: list[Any] = [0.3, 1, [0.1, 0.5, 1.0], np.float32(0.4), np.array([[0.2], [0.9]])]
+CDF = {"method": "inverted_cdf"}
+WEIGHTS = np.array([0, 1, 2.5, 0, 3])
+QUANTILES: dict[str, Callable[[Any, Any], Any]] = {
+    "quantile": lambda x, q: np.quantile(x, q, axis=0),
+    "percentile": lambda x, q: np.percentile(x, q, axis=1, keepdims=True),
+    "nanquantile": lambda x, q: np.nanquantile(x, q, axis=(0, 1)),
+    "weighted": lambda x, q: np.quantile(x, q, axis=0, weights=WEIGHTS, **CDF),
+    "weighted columns": lambda x, q: np.quantile(x, q, axis=1, weights=WEIGHTS, keepdims=True, **CDF),
+    "weighted without nan": lambda x, q: np.nanquantile(np.where(x == 5, np.nan, x), q, axis=1, weights=abs(x) + 1, **CDF),
+    "weighted all": lambda x, q: np.percentile(x, q, weights=np.arange(25).reshape(5, 5), **CDF),
+    "weighted dims turned": lambda x, q: np.nanpercentile(x, q, axis=(1, 0), weights=np.arange(25).reshape(5, 5).T, **CDF),
+    "weighted by itself": lambda x, q: np.quantile(x, q, axis=0, weights=abs(x), **CDF),
+    "negative weights": lambda x, q: np.quantile(x, q, axis=0, weights=-WEIGHTS, **CDF),
+    "weights of another shape": lambda x, q: np.quantile(x, q, axis=0, weights=WEIGHTS[1:], **CDF),
+    "weights without an axis": lambda x, q: np.quantile(x, q, weights=WEIGHTS, **CDF),
+    "weights by another method": lambda x, q: np.quantile(x, q, axis=0, weights=WEIGHTS),
+}
+
+
+@pytest.mark.parametrize("name", QUANTILES)
+def test_quantiles(name: str) -> None:
+    for i, q in enumerate(QS):
+        values = TABLE.astype(["f8", "f4", "i4", "f2"][i % 4])
+        cases = tables(values)
+        for case in (cases[i % 4], cases[(i + 1) % 4]):
+            oracle.agree(lambda x, q=q: QUANTILES[name](x, q), case)

@@ -1,7 +1,7 @@
 """Medians, percentiles and quantiles: the reduced dims are made whole on every rank, and kept dims are cut instead.
 
-Order statistics of parts say little about those of the whole, so the data move; ``explain()`` tells how much. NumPy does the
-rest.
+Order statistics of parts say little about those of the whole, so the data move; ``explain()`` tells how much. Weights go
+where the data go. NumPy does the rest.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
 
 from daskmesh.dtensor import DTensor, implements
 from daskmesh.layout import Layout
@@ -40,21 +41,56 @@ def _whole(a: DTensor, axes: tuple[int, ...]) -> DTensor:
     return a.reshard(placements)
 
 
-def _record(func: Callable[..., Array], a: DTensor, axes: tuple[int, ...], keepdims: Any, options: dict[str, Any]) -> DTensor:
+def _record(
+    func: Callable[..., Array], a: DTensor, axes: tuple[int, ...], keepdims: Any, options: dict[str, Any], weights: Any = None
+) -> DTensor:
     keepdims = keepdims is not UNSET and bool(keepdims)
+    operands = (_whole(a, axes),) if weights is None else (_whole(a, axes), weights)
     q = options.get("q")
-    sample = {k: v for k, v in options.items() if k != "q"}
-    dtype = dtype_of(_applied, a, 0.5, func=func, **sample) if q is not None else dtype_of(func, a)
-    ready = prepare(reduction_signature(a.shape, axes, None, keepdims, ()), (_whole(a, axes),), dtype)
+    plain = {k: v for k, v in options.items() if k != "q"}
+    dtype = dtype_of(func, a) if q is None else dtype_of(_sample, a, func=func, kind=_kind(q), heavy=weights is not None, **plain)
+    mask = None if weights is None else weights.shape
+    ready = prepare(reduction_signature(a.shape, axes, None, keepdims, (), mask), operands, dtype)
     layout = ready.decision.output
     kwargs = {"axis": axes, "keepdims": keepdims, **options}
-    if q is None or not q.ndim:
+    if weights is not None:
+        func, kwargs = _weighted, {**kwargs, "func": func}
+    if q is None or not np.ndim(q):
         return ready.local(func, kwargs)
     return ready.local(func, kwargs, layout=_with_leading(layout, q.shape))
 
 
-def _applied(a: Array, q: Any, func: Callable[..., Array], **options: Any) -> Array:
-    return func(a, q, **options)
+def _kind(q: Any) -> Any:
+    """What of `q` decides the dtype of the result: Python's own numbers leave it to the array."""
+    return type(q) if type(q) in (int, float) else q.dtype
+
+
+def _sample(a: Array, func: Callable[..., Array], kind: Any, heavy: bool, **options: Any) -> Array:
+    q = kind(0) if isinstance(kind, type) else np.zeros((), kind)
+    return func(a, q, weights=np.ones(a.shape), **options) if heavy else func(a, q, **options)
+
+
+def _weighted(a: Array, weights: Array, func: Callable[..., Array], q: Any, **options: Any) -> Array:
+    return func(a, q, weights=np.broadcast_to(weights, a.shape), **options)
+
+
+def _weights_of(a: DTensor, weights: Any, axis: Any, name: str) -> Any:
+    """The weights, plain or not, in a shape that broadcasts to `a`."""
+    w = weights if isinstance(weights, DTensor) else np.asarray(weights)
+    if w.shape != a.shape:
+        if axis is None:
+            raise TypeError("Axis must be specified when shapes of a and weights differ.")
+        dims = normalize_axis_tuple(axis, a.ndim, "axis")
+        if w.shape != tuple(a.shape[d] for d in dims):
+            raise ValueError(
+                f"Shape of weights must be consistent with shape of a along specified axis: np.{name} got weights of shape "
+                f"{w.shape} for dims {dims} of shape {a.shape}"
+            )
+        turned: Any = np.transpose(w, np.argsort(dims))
+        w = np.reshape(turned, tuple(n if d in dims else 1 for d, n in enumerate(a.shape)))
+    if not isinstance(w, DTensor) and np.any(w < 0):
+        raise ValueError("Weights must be non-negative.")
+    return w
 
 
 def _with_leading(layout: Layout, shape: tuple[int, ...]) -> Layout:
@@ -90,14 +126,18 @@ def _quantile(func: Callable[..., Array], top: float) -> Callable[..., DTensor]:
         weights: Any = None,
     ) -> DTensor:
         no_out(out, name)
-        if weights is not None:
-            raise TypeError(f"np.{name}(weights=...) is not defined on DTensors; gather with np.asarray(x) first")
         if isinstance(q, DTensor):
             raise TypeError(f"np.{name}: q must be plain numbers, not a DTensor; pass np.asarray(q)")
-        q = np.asarray(q)
-        if q.size and not (np.min(q) >= 0 and np.max(q) <= top):
+        if not isinstance(a, DTensor):
+            raise TypeError(f"np.{name}: the weights are a DTensor, the values are not; place these too: dm.shard_tensor")
+        q = q if type(q) in (int, float) else np.asarray(q)
+        if np.size(q) and not (np.min(q) >= 0 and np.max(q) <= top):
             raise ValueError(f"np.{name}: q must lie between 0 and {top:g}")
-        return _record(func, a, axes_of(axis, a.ndim), keepdims, {"q": q, "method": method})
+        if weights is not None:
+            if method != "inverted_cdf":
+                raise ValueError(f"Only method 'inverted_cdf' supports weights. Got: {method}.")
+            weights = _weights_of(a, weights, axis, name)
+        return _record(func, a, axes_of(axis, a.ndim), keepdims, {"q": q, "method": method}, weights)
 
     return reduce
 
