@@ -89,17 +89,17 @@ class DTensor(ArrayMethods, StandardArray, ChunkedArray, NDArrayOperatorsMixin, 
     @property
     def shape(self) -> tuple[int, ...]:
         """Global shape."""
-        return self.layout.shape
+        return self._node.layout.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Data type."""
-        return self.layout.dtype
+        return self._node.layout.dtype
 
     @property
     def ndim(self) -> int:
         """Number of tensor dims."""
-        return self.layout.ndim
+        return len(self._node.layout.shape)
 
     @property
     def size(self) -> int:

@@ -250,7 +250,7 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = False, dtype: Any = 
     made = np.dtype(dtype) if dtype is not None else np.dtype(np.result_type(*(operand(x).dtype for x in arrays)))
     arrays = [x if operand(x).dtype == made else np.astype(x, made) for x in arrays]
     while len(arrays) > 2:
-        i, j = _cheapest_pair(arrays, terms, result)
+        i, j = _cheapest_pair(tuple(operand(x).shape for x in arrays), tuple(terms), result)
         left, right = terms[i], terms[j]
         rest = [k for k in range(len(arrays)) if k not in (i, j)]
         needed = set(result).union(*(terms[k] for k in rest))
@@ -320,8 +320,9 @@ def spelled_out(operands: Sequence[Any]) -> tuple[list[str], str, list[Any]]:
     return list(terms), result, arrays
 
 
-def _cheapest_pair(arrays: list[Any], terms: list[str], result: str) -> tuple[int, int]:
-    samples = [np.broadcast_to(np.zeros((), np.float64), operand(x).shape) for x in arrays]
+@lru_cache(1024)
+def _cheapest_pair(shapes: tuple[tuple[int, ...], ...], terms: tuple[str, ...], result: str) -> tuple[int, int]:
+    samples = [np.broadcast_to(np.zeros((), np.float64), shape) for shape in shapes]
     path = np.einsum_path(",".join(terms) + "->" + result, *samples, optimize="greedy")[0]
     pair = path[1]
     return (int(pair[0]), int(pair[1])) if len(pair) > 1 else (0, 1)

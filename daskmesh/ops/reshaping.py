@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from daskmesh.dtensor import DTensor
-from daskmesh.graph import Local, Node
+from daskmesh.graph import Local
 from daskmesh.layout import Coord, Layout
 from daskmesh.moves import moved, reduced
 from daskmesh.ops.gathers import dropped, laid_out, renumbered, split_over
@@ -72,12 +73,29 @@ def reshaped(x: DTensor, shape: Shape) -> DTensor:
     if not x.size:
         return _empty(x, shape)
     x = dropped(x, tuple(d for d, n in enumerate(x.shape) if n == 1), "reshape")
-    solid = tuple(n for n in shape if n != 1)
-    parts = groups(x.shape, solid)
-    node = _led(x._node, parts)
-    node = _aligned(node, parts)
-    layout = _split(node.layout, parts, shape)
-    return DTensor(Local(layout, x._node.world, _reshape, (node,), {"layout": layout}, located=True))
+    way = _way(x.layout, shape)
+    node = moved(x._node, way.led, "reshape: a cut goes to the first of the dims that merge")
+    if way.merged is not None and way.shifted is not None:
+        node = Local(way.merged, node.world, _reshape, (node,), {"layout": way.merged}, located=True)
+        node = moved(node, way.shifted, "reshape: parts are shifted to whole rows of the result")
+    return DTensor(Local(way.result, node.world, _reshape, (node,), {"layout": way.result}, located=True))
+
+
+class _Way(NamedTuple):
+    """The layouts on the way of a reshape: `merged` and `shifted` only where parts do not begin at whole rows of the result."""
+
+    led: Layout
+    merged: Layout | None
+    shifted: Layout | None
+    result: Layout
+
+
+@lru_cache(1024)
+def _way(layout: Layout, shape: Shape) -> _Way:
+    parts = groups(layout.shape, tuple(n for n in shape if n != 1))
+    led = _led(layout, parts)
+    merged, shifted = _aligned(led, parts)
+    return _Way(led, merged, shifted, _split(shifted or led, parts, shape))
 
 
 def _empty(x: DTensor, shape: Shape) -> DTensor:
@@ -96,9 +114,8 @@ def _fresh(coord: Coord, local: Array, layout: Layout) -> Array:
     return local.reshape(-1)[:0].reshape(layout.local_shape(coord))
 
 
-def _led(node: Node, parts: list[Group]) -> Node:
+def _led(layout: Layout, parts: list[Group]) -> Layout:
     """The cuts of every group at its first dim."""
-    layout = node.layout
     placements, chunks = list(layout.placements), list(layout.chunks)
     for group in parts:
         first = group.old[0]
@@ -111,12 +128,11 @@ def _led(node: Node, parts: list[Group]) -> Node:
         chunks[first] = split_over(layout.shape[first], axes, layout.mesh)
         for d in group.old[1:]:
             chunks[d] = (layout.shape[d],)
-    return moved(node, laid_out(layout, placements, tuple(chunks)), "reshape: a cut goes to the first of the dims that merge")
+    return laid_out(layout, placements, tuple(chunks))
 
 
-def _aligned(node: Node, parts: list[Group]) -> Node:
-    """Every group flattened, and its parts shifted to whole rows of what it becomes."""
-    layout = node.layout
+def _aligned(layout: Layout, parts: list[Group]) -> tuple[Layout, Layout] | tuple[None, None]:
+    """Every group flattened, and its parts shifted to whole rows of what it becomes; nothing where they are so."""
     flat, wanted = [], []
     for group in parts:
         inner = math.prod(layout.shape[d] for d in group.old[1:])
@@ -126,11 +142,9 @@ def _aligned(node: Node, parts: list[Group]) -> Node:
         flat.append(sizes)
         wanted.append(tuple(b - a for a, b in itertools.pairwise(borders)) if len(sizes) > 1 else sizes)
     if flat == wanted:
-        return node
+        return None, None
     placements = renumbered(layout.placements, {g.old[0]: i for i, g in enumerate(parts)})
-    merged = laid_out(layout, placements, tuple(flat))
-    node = Local(merged, node.world, _reshape, (node,), {"layout": merged}, located=True)
-    return moved(node, laid_out(layout, placements, tuple(wanted)), "reshape: parts are shifted to whole rows of the result")
+    return laid_out(layout, placements, tuple(flat)), laid_out(layout, placements, tuple(wanted))
 
 
 def _split(layout: Layout, parts: list[Group], shape: Shape) -> Layout:
