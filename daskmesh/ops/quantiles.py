@@ -53,11 +53,9 @@ def _record(
     ready = prepare(reduction_signature(a.shape, axes, None, keepdims, (), mask), operands, dtype)
     layout = ready.decision.output
     kwargs = {"axis": axes, "keepdims": keepdims, **options}
-    if weights is not None:
-        func, kwargs = _weighted, {**kwargs, "func": func}
-    if q is None or not np.ndim(q):
+    if q is None:
         return ready.local(func, kwargs)
-    return ready.local(func, kwargs, layout=_with_leading(layout, q.shape))
+    return ready.local(_of_part, {**kwargs, "func": func, "dtype": dtype}, layout=_with_leading(layout, np.shape(q)))
 
 
 def _kind(q: Any) -> Any:
@@ -70,8 +68,16 @@ def _sample(a: Array, func: Callable[..., Array], kind: Any, heavy: bool, **opti
     return func(a, q, weights=np.ones(a.shape), **options) if heavy else func(a, q, **options)
 
 
-def _weighted(a: Array, weights: Array, func: Callable[..., Array], q: Any, **options: Any) -> Array:
-    return func(a, q, weights=np.broadcast_to(weights, a.shape), **options)
+def _of_part(
+    a: Array, *weights: Array, func: Callable[..., Array], q: Any, axis: tuple[int, ...], keepdims: bool, dtype: Any,
+    **options: Any,
+) -> Array:  # fmt: skip
+    kept = [1 if d in axis else n for d, n in enumerate(a.shape) if keepdims or d not in axis]
+    if 0 in kept:  # nothing to do; NumPy's nan functions would forget the dims of q
+        return np.empty_like(a, shape=(*np.shape(q), *kept), dtype=dtype)
+    if weights:
+        options["weights"] = np.broadcast_to(weights[0], a.shape)
+    return func(a, q, axis=axis, keepdims=keepdims, **options)
 
 
 def _weights_of(a: DTensor, weights: Any, axis: Any, name: str) -> Any:
