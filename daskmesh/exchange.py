@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -35,25 +35,31 @@ from daskmesh.tasks import DirectoryTask, RankTask, TicketTask
 from daskmesh.transport import load as load_view
 from daskmesh.transport import load_all
 
-__all__ = ["Exchange", "exchanged", "expose_layer", "reschedule"]
+__all__ = ["Exchange", "Words", "exchanged", "expose_layer", "reschedule"]
 
 MANY_PEERS = 64
 TILE_BYTES = 4 * 2**20
 _RETRY_PAUSE = 0.05  # before a task that met a dead ticket is scheduled again: the scheduler learns of a loss within that order
 
 Tasks = dict[tuple[Any, ...], RankTask]
+Words = str | Callable[[], str]  # a callable where words cost more than recording does: they are made when someone asks
 
 
 class Exchange(Node):
     """One stage of a plan over the blocks of another node."""
 
-    __slots__ = ("reason", "source", "stage")
+    __slots__ = ("source", "stage", "why")
 
-    def __init__(self, source: Node, stage: Stage, reason: str = "") -> None:
+    def __init__(self, source: Node, stage: Stage, reason: Words = "") -> None:
         super().__init__(stage.target, source.world)
         self.source = source.as_boundary()
         self.stage = stage
-        self.reason = reason
+        self.why = reason
+
+    @property
+    def reason(self) -> str:
+        """Why it moves that."""
+        return self.why if isinstance(self.why, str) else self.why()
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -90,7 +96,7 @@ class Exchange(Node):
         return Layer(name, layer, (source,), extra, frozenset(reads))
 
 
-def exchanged(source: Node, plan: Plan, reason: str = "") -> Node:
+def exchanged(source: Node, plan: Plan, reason: Words = "") -> Node:
     """The node that carries out all stages of a plan."""
     for stage in plan.stages:
         source = Exchange(source, stage, reason or plan.reason)

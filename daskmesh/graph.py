@@ -87,8 +87,6 @@ class Node:
 
     __slots__ = ("_layer", "boundary", "layout", "world")
 
-    reason = ""
-
     def __init__(self, layout: Layout, world: str, *, boundary: bool = True) -> None:
         self.layout = layout
         self.world = world
@@ -119,6 +117,11 @@ class Node:
     def stages(self) -> tuple[Stage, ...]:
         """What this node moves between ranks."""
         return ()
+
+    @property
+    def reason(self) -> str:
+        """Why it moves that."""
+        return ""
 
     def as_boundary(self) -> Node:
         """Give the node keys of its own in every graph lowered from now on."""

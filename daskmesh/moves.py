@@ -16,7 +16,7 @@ from dask._expr import HLGExpr
 from distributed import Client, default_client
 
 from daskmesh import config
-from daskmesh.exchange import exchanged
+from daskmesh.exchange import Words, exchanged
 from daskmesh.graph import Layer, Made, Node, block_keys, gather, graph_of, local_of, rank_tasks
 from daskmesh.layout import Coord, Layout, make_layout
 from daskmesh.placement import Partial, Placement, Replicate, Shard
@@ -40,7 +40,7 @@ _REMEMBERED = 2.0  # seconds; Dask's clients ask how their scheduler is as often
 _LIMITS: WeakKeyDictionary[Client, tuple[float, float]] = WeakKeyDictionary()
 
 
-def moved(node: Node, target: Layout, reason: str = "") -> Node:
+def moved(node: Node, target: Layout, reason: Words = "") -> Node:
     """A node in another layout of the same shape and dtype; the node itself if it has it already.
 
     Raises

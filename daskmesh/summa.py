@@ -28,7 +28,7 @@ from dask._task_spec import List, TaskRef
 from dask.base import tokenize
 
 from daskmesh import config
-from daskmesh.exchange import expose_layer, reschedule, stage_sources
+from daskmesh.exchange import Words, expose_layer, reschedule, stage_sources
 from daskmesh.graph import Layer, Node, block_key, block_of, local_of
 from daskmesh.layout import Coord, Layout
 from daskmesh.placement import Shard
@@ -79,13 +79,18 @@ class Stream:
 class Streamed(Node):
     """The contraction of two nodes, their panels loaded while others are multiplied."""
 
-    __slots__ = ("operands", "reason", "stream")
+    __slots__ = ("operands", "stream", "why")
 
-    def __init__(self, operands: tuple[Node, Node], stream: Stream, reason: str) -> None:
+    def __init__(self, operands: tuple[Node, Node], stream: Stream, reason: Words) -> None:
         super().__init__(stream.result, operands[0].world)
         self.operands = (operands[0].as_boundary(), operands[1].as_boundary())
         self.stream = stream
-        self.reason = reason
+        self.why = reason
+
+    @property
+    def reason(self) -> str:
+        """Why it moves that."""
+        return self.why if isinstance(self.why, str) else self.why()
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -57,7 +57,7 @@ def contracted(
             nodes: tuple[Node, Node] = (operands[0]._node, operands[1]._node)
             stages = tuple(Stage(a, b) for a, b in zip(decision.sources, decision.operands, strict=True))
             stream = Stream(func, dict(kwargs or {}), (stages[0], stages[1]), dims, decision.output)
-            return DTensor(Streamed(nodes, stream, decision.text))
+            return DTensor(Streamed(nodes, stream, lambda: decision.text))
     return record(func, signature, operands, dtype, kwargs)
 
 

@@ -67,7 +67,7 @@ class Prepared(NamedTuple):
         node = Local(layout or decision.output, self.world, func, self.args, kwargs, located=located)
         if layout is not None or decision.result == decision.output:
             return DTensor(node)
-        return DTensor(moved(node, decision.result, decision.text))
+        return DTensor(moved(node, decision.result, lambda: decision.text))
 
     def several(
         self,
@@ -105,7 +105,7 @@ def _prepared(decision: Decision, operands: Sequence[Any]) -> Prepared:
     for x, target in zip(operands, decision.operands, strict=True):
         if isinstance(x, DTensor):
             node = x._node
-            args.append(node if node.layout is target or node.layout == target else moved(node, target, decision.text))
+            args.append(node if node.layout is target or node.layout == target else moved(node, target, lambda: decision.text))
         elif type(x) in _SCALARS and not target.partial_axes:
             args.append(x)
         else:
