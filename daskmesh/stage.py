@@ -47,6 +47,10 @@ class Stage:
     target: Layout
     reader: Stage | None = None
 
+    def __dask_tokenize__(self) -> Any:
+        # Dask's way with dataclasses pickles the class each time.
+        return (type(self).__name__, *(getattr(self, name) for name in self.__dataclass_fields__))
+
     @cached_property
     def kept(self) -> tuple[int, ...]:
         """Mesh dims whose terms stay apart: the same Partial on both sides."""
