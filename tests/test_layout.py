@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dask.base import tokenize
 
 from daskmesh.layout import Layout, layout_of_locals, make_layout, normalise_placements, split_sizes
 from daskmesh.mesh import ProcessMesh, init_mesh
@@ -227,3 +228,19 @@ def test_sizes_are_integers() -> None:
 def test_part_sizes_that_do_not_fit(sizes: Any) -> None:
     with pytest.raises(PlacementError, match=r"part sizes|do not fit"):
         make_layout(init_mesh(2, ["x"]), [S0], (5,), "f8", sizes)
+
+
+def test_equal_layouts_have_one_hash_and_one_token() -> None:
+    a = make_layout(M22, [S0, S1], (4, 6), "f8")
+    b = pickle.loads(pickle.dumps(make_layout(M22, [S0, S1], (4, 6), "f8", [(2, 2), (3, 3)])))
+    assert a is not b
+    assert a == b
+    assert (hash(a), tokenize(a)) == (hash(b), tokenize(b))
+    others = [
+        a.replace(dtype=np.dtype("f4")), a.replace(dtype=np.dtype(">f8")), a.replace(placements=(S0, R)),
+        a.replace(chunks=((3, 1), (3, 3))), a.replace(mesh=ProcessMesh([[0, 1], [3, 2]], ["x", "y"])),
+        a.replace(shape=(5, 6), chunks=((3, 2), (3, 3))), a.replace(mesh=ProcessMesh([[0, 1], [2, 3]], ["x", "z"])),
+    ]  # fmt: skip
+    assert all(a != other for other in others)
+    assert len({tokenize(x) for x in (a, *others)}) == len(others) + 1
+    assert a != "a layout"

@@ -113,11 +113,16 @@ def _turned(value: Any, dims: Sequence[int]) -> Any:
 
 def _cut_like(value: Any, selection: Layout, shared: Sequence[int] = ()) -> Layout:
     """The layout in which a value is written to a selection: cut as that is, but along dims where one element serves all."""
-    broad = {d for d, (n, s) in enumerate(zip(value.shape, selection.shape, strict=True)) if n == 1 and s != 1} | set(shared)
+    return _cut_alike(value.shape, selection, tuple(shared))
+
+
+@lru_cache(1024)
+def _cut_alike(shape: Shape, selection: Layout, shared: Shape) -> Layout:
+    broad = {d for d, (n, s) in enumerate(zip(shape, selection.shape, strict=True)) if n == 1 and s != 1} | set(shared)
     placements: list[Placement] = [
         Replicate() if isinstance(p, Shard) and p.dim in broad else p for p in selection.placements
     ]
-    chunks: Chunks = tuple((n,) if d in broad else selection.chunks[d] for d, n in enumerate(value.shape))
+    chunks: Chunks = tuple((n,) if d in broad else selection.chunks[d] for d, n in enumerate(shape))
     return laid_out(selection, placements, chunks)
 
 
@@ -131,11 +136,17 @@ def _sliced_in(x: DTensor, k: Key, value: Any) -> DTensor:
     value = _turned(value, [i for i, d in enumerate(k.steps) if k.steps[d].step < 0])
     sizes = iter(value.shape)
     value = _np.reshape(value, tuple(1 if d in k.ints else next(sizes) for d in range(x.ndim)))
-    parts = {d: parts_of(layout, d, forward(s)) for d, s in steps.items()}
-    selection = recut(layout, {d: tuple(_length(s, n) for s, n in zip(parts[d], layout.chunks[d], strict=True)) for d in steps})
+    selection, parts = _sliced(layout, tuple(steps.items()))
     world = x._node.world
     node = placed(value, _cut_like(value, selection), world, "assignment: the value goes to where it is written")
     return DTensor(Local(layout, world, _write_slices, (x._node, node), {"layout": layout, "parts": parts}, located=True))
+
+
+@lru_cache(1024)
+def _sliced(layout: Layout, steps: tuple[tuple[int, Steps], ...]) -> tuple[Layout, dict[int, tuple[slice, ...]]]:
+    """The layout of a selection by slices, and what each part of a dim holds of it."""
+    parts = {d: parts_of(layout, d, forward(s)) for d, s in steps}
+    return recut(layout, {d: tuple(map(_length, parts[d], layout.chunks[d])) for d, _ in steps}), parts
 
 
 def _length(s: slice, n: int) -> int:
@@ -154,6 +165,8 @@ def _write_slices(coord: Coord, local: Array, value: Array, layout: Layout, part
 
 def _picked_last(value: Any, k: Key) -> Any:
     """The value as (elements picked, sliced dims in order), elements in row-major order; 1 where one serves all."""
+    if value.size == 1:
+        return _np.reshape(value, (1,) * (1 + len(k.steps)))
     value = _without_new(value, k)
     new, at = len(k.picked_shape), k.place
     value = _np.moveaxis(value, range(at, at + new), range(new)) if new else _np.reshape(value, (1, *value.shape))
