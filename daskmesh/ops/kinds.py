@@ -96,7 +96,10 @@ def prepare(signature: Signature, operands: Sequence[Any], dtype: Dtype, output:
     output : Layout, optional
         The layout that the result must have.
     """
-    return _prepared(decide(signature, tuple(map(operand, operands)), dtype, output), operands)
+    facts = tuple(map(operand, operands))
+    # Without an output as everywhere else: the cache of `decide` goes by the arguments as they are written.
+    decision = decide(signature, facts, dtype) if output is None else decide(signature, facts, dtype, output)
+    return _prepared(decision, operands)
 
 
 def _prepared(decision: Decision, operands: Sequence[Any]) -> Prepared:
