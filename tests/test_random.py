@@ -117,8 +117,10 @@ def test_shuffle_rebinds() -> None:
     x = dm.arange(9, mesh=LINE, placements=[S0])
     y = x + 0
     layout = x.layout
+    picked = x[[5, 2, 7]]  # of x as it is now
     default_rng(1).shuffle(x)
     assert x.layout == layout
+    assert picked.compute(scheduler="sync").tolist() == [5, 2, 7]
     assert sorted(x.compute(scheduler="sync")) == list(range(9))
     assert not np.array_equal(x, y)
     np.testing.assert_array_equal(y, np.arange(9))

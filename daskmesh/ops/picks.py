@@ -209,7 +209,8 @@ def gathered(x: DTensor, dims: Sequence[int], cells: Cells, parts: Shape, frame:
 
         index = index_parts(index_layout(layout, cells.axes, parts), chosen, world)
         return DTensor(Local(target, world, _pick_here, (x._node, index), {"dims": dims, **how}, located=True))
-    node = Late(target, world, _unpack, lambda: (_routed(x._node, dims, cells, parts, why), how), located=True)
+    source = x._node  # as it is now: `x` may be bound anew before anybody asks
+    node = Late(target, world, _unpack, lambda: (_routed(source, dims, cells, parts, why), how), located=True)
     if not fits(math.prod(map(max, target.chunks)) * target.dtype.itemsize):  # no rank loads an element twice: most of it
         needed = node.args[0].layout
         share = max(math.prod(needed.local_shape(c)) for c in needed.coords()) * needed.dtype.itemsize
