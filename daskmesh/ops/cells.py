@@ -21,18 +21,27 @@ Shape = tuple[int, ...]
 
 
 class Cuts(NamedTuple):
-    """How picked dims are cut: the mesh dims that do, in mesh order, their sizes, and the borders within each picked dim."""
+    """How picked dims are cut: the mesh dims that do, in mesh order, and their sizes; where the parts of each picked dim begin.
+
+    Where the parts of a dim are as the split rule makes them, `widths` has the size of the first, which tells the part of an
+    element by a division; else 0.
+    """
 
     axes: tuple[int, ...]
     sizes: tuple[int, ...]
     offsets: tuple[Array, ...]
+    widths: tuple[int, ...]
 
 
 @lru_cache(1024)
 def cuts_of(layout: Layout, dims: tuple[int, ...]) -> Cuts:
     axes = tuple(sorted(m for d in dims for m in layout.shard_axes[d]))
     offsets = tuple(np.asarray(layout.offsets[d]) for d in dims)
-    return Cuts(axes, tuple(layout.mesh.shape[m] for m in axes), offsets)
+    widths = [layout.chunks[d][0] for d in dims]
+    even = [layout.offsets[d] == tuple(min(i * w, layout.shape[d]) for i in range(len(layout.offsets[d])))
+            for d, w in zip(dims, widths, strict=True)]  # fmt: skip
+    sizes = tuple(layout.mesh.shape[m] for m in axes)
+    return Cuts(axes, sizes, offsets, tuple(w if e else 0 for w, e in zip(widths, even, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +102,13 @@ def cells_of(layout: Layout, dims: Sequence[int], index: Sequence[Array]) -> Cel
 
     The arrays may not be written to any more.
     """
-    axes, sizes, borders = cuts_of(layout, tuple(dims))
+    axes, sizes, borders, widths = cuts_of(layout, tuple(dims))
     parts: list[Array | None] = []
-    for d, at, offsets in zip(dims, index, borders, strict=True):
-        parts.append(offsets[1:-1].searchsorted(at, side="right") if layout.shard_axes[d] else None)
+    for d, at, offsets, width in zip(dims, index, borders, widths, strict=True):
+        if not layout.shard_axes[d]:
+            parts.append(None)
+        else:
+            parts.append(at // width if width else offsets[1:-1].searchsorted(at, side="right"))
     cut = [(d, part) for d, part in zip(dims, parts, strict=True) if part is not None]
     if len(cut) == 1:
         number = cut[0][1]
