@@ -241,7 +241,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "out": (lambda x: np.concatenate([x, x], out=x), TypeError, "out="),
     "size": (lambda x: np.reshape(x, (5, 5)), ValueError, "size 12"),
     "no copy": (lambda x: np.reshape(x, 12, copy=False), ValueError, "no views"),
-    "mode": (lambda x: np.pad(x, 1, "median"), TypeError, "median"),
+    "mode": (lambda x: np.pad(x, 1, "spiral"), TypeError, "spiral"),
     "long dim": (lambda x: np.squeeze(x, 0), ValueError, "size 3"),
     "broadcast": (lambda x: np.broadcast_to(x, (3, 5)), ValueError, "broadcast"),
     "repeats": (lambda x: np.repeat(x, [1, 2], 0), ValueError, "dim 0 of size 3"),
