@@ -154,3 +154,62 @@ def test_quantiles(name: str) -> None:
         cases = tables(values)
         for case in (cases[i % 4], cases[(i + 1) % 4]):
             oracle.agree(lambda x, q=q: QUANTILES[name](x, q), case)
+
+
+# -- histograms -------------------------------------------------------------------------------------------------------
+
+FLAT = {"i8": LINE, "f8": LINE / 4.0, "f4": (LINE / 4).astype("f4"), "u1": LINE.astype("u1"), "?": LINE > 3}
+HISTOGRAMS: dict[str, Call] = {
+    "histogram": np.histogram,
+    "histogram 3": lambda x: np.histogram(x, 3),
+    "histogram range": lambda x: np.histogram(x, 4, (1, 5)),
+    "histogram edges": lambda x: np.histogram(x, [1, 2, 4, 9]),
+    "histogram density": lambda x: np.histogram(x, 3, density=True),
+    "histogram weights": lambda x: np.histogram(x, 3, weights=np.arange(8.0)),
+    "histogram density of weights": lambda x: np.histogram(x, [0, 1, 9], weights=np.arange(8), density=True),
+    "histogram of nothing": lambda x: np.histogram(x[:0], 2),
+    "histogram of equals": lambda x: np.histogram(x[:1], 2),
+    "bin_edges": lambda x: np.histogram_bin_edges(x, 5),
+    "histogram2d": lambda x: np.histogram2d(x, x * 2),
+    "histogram2d bins": lambda x: np.histogram2d(x, x[::-1], [2, [0, 3, 9]], density=True),
+    "histogram2d same edges": lambda x: np.histogram2d(x, x, [0, 1, 5, 9], weights=np.arange(8.0)),
+    "histogramdd": lambda x: np.histogramdd(np.stack([x, x * x], 1), (2, 3), range=((0, 4), None))[0],
+    "decreasing edges": lambda x: np.histogram(x, [4, 1]),
+    "no bins": lambda x: np.histogram(x, 0),
+    "weights of another shape": lambda x: np.histogram(x, 2, weights=[1]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Converting input from bool")
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_histograms(name: str) -> None:
+    for i, values in enumerate(FLAT.values()):
+        for case in lines(values)[i % 2 :: 2]:
+            oracle.agree(HISTOGRAMS[name], case)
+
+
+BINS: dict[str, Call] = {
+    "bincount": np.bincount,
+    "bincount weights": lambda x: np.bincount(x, np.arange(8.0), 3),
+    "bincount minlength": lambda x: np.bincount(x, minlength=20),
+    "bincount of nothing": lambda x: np.bincount(x[:0], minlength=2),
+    "bincount negative": lambda x: np.bincount(x - 4),
+    "bincount floats": lambda x: np.bincount(x / 2),
+}
+
+
+@pytest.mark.parametrize("name", BINS)
+def test_bincount(name: str) -> None:
+    for case in lines(LINE):
+        oracle.agree(BINS[name], case)
+
+
+def test_counts_are_terms() -> None:
+    x = dm.shard_tensor(LINE, TWO, [S0])
+    counts, edges = np.histogram(x, [0, 3, 9])
+    assert_layout(counts, [P], dtype=np.intp)
+    assert counts.explain().total_bytes == 0
+    assert isinstance(edges, np.ndarray)
+    assert isinstance(np.histogram(x)[1], dm.DTensor)
+    with pytest.raises(TypeError, match="give a number or the edges"):
+        np.histogram(x, "auto")
