@@ -213,3 +213,63 @@ def test_counts_are_terms() -> None:
     assert isinstance(np.histogram(x)[1], dm.DTensor)
     with pytest.raises(TypeError, match="give a number or the edges"):
         np.histogram(x, "auto")
+
+
+# -- covariances and filters ------------------------------------------------------------------------------------------
+
+FREQUENCIES = np.array([1, 0, 2, 1, 1])
+COVARIANCES: dict[str, Call] = {
+    "cov": np.cov,
+    "cov of columns": lambda x: np.cov(x, rowvar=False, bias=True),
+    "cov of two": lambda x: np.cov(x, x[:2] * x[1:3], ddof=0),
+    "cov of one": lambda x: np.cov(x[0]),
+    "cov fweights": lambda x: np.cov(x, fweights=FREQUENCIES),
+    "cov both weights": lambda x: np.cov(x, fweights=FREQUENCIES, aweights=FREQUENCIES + 0.5),
+    "cov aweights of its own": lambda x: np.cov(x, aweights=abs(x[0]) + 1),
+    "cov complex": lambda x: np.cov(x * (1 + 2j) + x.T),
+    "cov f4": lambda x: np.cov(x, dtype="f4"),
+    "corrcoef": np.corrcoef,
+    "corrcoef of one": lambda x: np.corrcoef(x[1]),
+    "corrcoef complex": lambda x: np.corrcoef(x * (1 + 2j) + x.T),
+    "negative weights": lambda x: np.cov(x, aweights=-FREQUENCIES),
+    "broken weights": lambda x: np.cov(x, fweights=FREQUENCIES + 0.5),
+    "unwrap": np.unwrap,
+    "unwrap period": lambda x: np.unwrap(x, axis=0, period=4, discont=3),
+    "unwrap integers": lambda x: np.unwrap(x.astype("i8"), period=5),
+}
+
+
+@pytest.mark.parametrize("name", COVARIANCES)
+def test_covariances_and_phases(name: str) -> None:
+    for case in tables(TABLE):
+        oracle.agree(COVARIANCES[name], case)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "convolve": np.convolve,
+    "convolve same": lambda a, v: np.convolve(a, v, "same"),
+    "convolve valid": lambda a, v: np.convolve(a, v, "valid"),
+    "correlate": np.correlate,
+    "correlate same": lambda a, v: np.correlate(a, v, "same"),
+    "correlate full": lambda a, v: np.correlate(a, v, "full"),
+    "other way round": lambda a, v: np.convolve(v, a, "same"),
+    "correlate other way round": lambda a, v: np.correlate(v, a, "same"),
+    "unknown": lambda a, v: np.convolve(a, v, "all"),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters(name: str) -> None:
+    for i, n in enumerate((1, 3, 4, 8)):
+        v = (np.arange(n) - 1.5) * (1j if n == 3 else 1)
+        case = lines(LINE)[i % 4]
+        oracle.agree(lambda x, v=v: FILTERS[name](x, v), case)
+        oracle.agree(FILTERS[name], case, placed(v, case.x.process_mesh, [S0]))
+        oracle.agree(lambda x, w=v[::-1]: FILTERS[name](w, x), case)
+
+
+def test_a_filter_loads_what_reaches_beyond_the_parts() -> None:
+    x = dm.shard_tensor(np.arange(9.0), THREE, [S0])
+    y = np.convolve(x, [1, 2, 1], "valid")
+    assert_layout(y, [S0], chunks=[(3, 3, 1)])
+    assert y.explain().total_bytes == 4 * 8

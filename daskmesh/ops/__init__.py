@@ -22,6 +22,7 @@ from daskmesh.ops import (
     sets,
     sliding,
     standard,
+    statistics,
 )
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "sets",
     "sliding",
     "standard",
+    "statistics",
 ]

@@ -12,8 +12,6 @@ The windows of a rank are a view of what it holds, so a sum over them takes no m
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,11 +19,10 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from numpy.lib.stride_tricks import sliding_window_view
 
 from daskmesh.dtensor import DTensor, implements
-from daskmesh.exchange import Exchange
-from daskmesh.graph import Local, Node
+from daskmesh.graph import Local
 from daskmesh.layout import Coord, Layout
 from daskmesh.ops.gathers import laid_out, recut
-from daskmesh.regather import Regather, Run
+from daskmesh.ops.reaching import begun, reaching
 
 __all__: list[str] = []
 
@@ -54,9 +51,8 @@ def sliding_windows(
         if n >= max(x.shape[d], 1):
             raise ValueError(f"sliding_window_view: windows over dim {d} span {n + 1} elements, the dim has {x.shape[d]}")
     layout = x.layout
-    sizes = {d: _begun(layout, d, n) for d, n in reach.items()}
-    node = _reaching(x._node, {d: (n, sizes[d]) for d, n in reach.items() if n and layout.shard_axes[d]})
-    made = recut(layout, sizes)
+    node = reaching(x._node, reach, "what windows reach beyond their parts")
+    made = recut(layout, {d: begun(layout, d, n) for d, n in reach.items()})
     target = laid_out(made, made.placements, (*made.chunks, *((n,) for n in window)))
     return DTensor(Local(target, node.world, _windows, (node,), {"window": window, "axes": axes, "layout": target}, located=True))
 
@@ -68,25 +64,6 @@ def _sizes(window_shape: Any) -> Shape:
     if np.any(window < 1):
         raise ValueError(f"sliding_window_view(window_shape={window_shape!r}): sizes must be at least 1")
     return tuple(int(n) for n in window)
-
-
-def _begun(layout: Layout, d: int, reach: int) -> Shape:
-    """How many windows begin in each part."""
-    end = layout.shape[d] - reach
-    return tuple(max(0, min(b, end) - a) for a, b in itertools.pairwise(layout.offsets[d]))
-
-
-def _reaching(node: Node, dims: Mapping[int, tuple[int, Shape]]) -> Node:
-    """Each part of some cut dims with so many elements more as its windows need; none where no window begins."""
-    if not dims:
-        return node
-    layout = node.layout
-    runs: list[tuple[tuple[Run, ...], ...] | None] = [None] * layout.ndim
-    for d, (reach, sizes) in dims.items():
-        starts = layout.offsets[d][:-1]
-        runs[d] = tuple(((a, a + n + reach),) if n else () for a, n in zip(starts, sizes, strict=True))
-    held = recut(layout, {d: tuple(sum(b - a for a, b in r) for r in given) for d, given in enumerate(runs) if given is not None})
-    return Exchange(node, Regather(layout, held, runs=tuple(runs)), "what windows reach beyond their parts")
 
 
 def _windows(coord: Coord, local: Array, window: Shape, axes: Shape, layout: Layout) -> Array:
