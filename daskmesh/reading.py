@@ -15,7 +15,7 @@ from daskmesh.views import View, cut, view_of
 
 __all__ = ["read_all"]
 
-THREADS = 4  # one thread copies at about 0.6 of what the memory can do
+THREADS = max(2, min(4, os.cpu_count() or 1))  # one thread copies at about 0.6 of what the memory can do
 PARALLEL_BYTES = 4 * 2**20  # below this a second thread costs more than it brings
 
 _pool_lock = threading.Lock()
