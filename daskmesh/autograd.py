@@ -91,9 +91,9 @@ class DTensorBox(Followed):
             target = target.replace(chunks=here.chunks)
         return relaid(self, target)
 
-    def explain(self) -> Any:
+    def explain(self, call: str = "persist") -> Any:
         """What computing the value moves between ranks."""
-        return getval(self).explain()
+        return getval(self).explain(call)
 
     @staticmethod
     def __daskmesh_function__(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -23,11 +23,13 @@ from daskmesh import draw
 from daskmesh.chunked import ChunkedArray
 from daskmesh.clients import prepare_current
 from daskmesh.device import StandardArray
-from daskmesh.graph import Node, Source, block_key, block_keys, gather, graph_of, local_of
+from daskmesh.explaining import explained
+from daskmesh.gathering import gather
+from daskmesh.graph import Node, Source, block_key, block_keys, graph_of, local_of
 from daskmesh.layout import Layout, make_layout
 from daskmesh.mesh import ProcessMesh
 from daskmesh.methods import ArrayMethods
-from daskmesh.moves import OneReplica, dask_array_of, explained, moved, reduced, refuse_asynchronous
+from daskmesh.moves import OneReplica, dask_array_of, moved, reduced, refuse_asynchronous
 from daskmesh.placement import Placement
 from daskmesh.plan import Plan
 from daskmesh.protocol import overriding
@@ -180,7 +182,7 @@ class DTensor(ArrayMethods, StandardArray, ChunkedArray, NDArrayOperatorsMixin, 
     def compute(self, **kwargs: Any) -> np.ndarray[Any, Any]:
         """The global value as a NumPy array.
 
-        **Communication**: one replica travels to the client.
+        **Communication**: between ranks what ``explain("compute")`` says; then one replica travels to the client.
 
         Raises
         ------
@@ -215,8 +217,11 @@ class DTensor(ArrayMethods, StandardArray, ChunkedArray, NDArrayOperatorsMixin, 
             target = target.replace(chunks=self.layout.chunks)  # uneven sizes stay where the cut stays
         return DTensor(moved(self._node, target))
 
-    def explain(self) -> Plan:
-        """What computing this DTensor moves between ranks, before anything runs.
+    def explain(self, call: str = "persist") -> Plan:
+        """What carrying this out moves between ranks, to the byte, before anything runs; `call` "compute": for one replica alone.
+
+        By default all blocks are made, as by `persist`. Blocks of earlier steps that nobody asks for are not made nor counted;
+        nor is what a function in `local_map` sends, shmem operations do, or recording itself has to compute, as ``x[x > 0]``.
 
         **Communication**: none.
 
@@ -226,8 +231,11 @@ class DTensor(ArrayMethods, StandardArray, ChunkedArray, NDArrayOperatorsMixin, 
         >>> x = dm.zeros((4, 4), mesh=dm.init_mesh(2, ["x"]), placements=[dm.Shard(0)])
         >>> x.reshard([dm.Shard(1)]).explain().total_bytes
         64
+        >>> whole = x.reshard([dm.Replicate()])
+        >>> whole.explain().total_bytes, whole.explain("compute").total_bytes
+        (128, 64)
         """
-        return explained(self._node)
+        return explained(self._node, call)
 
     def local_value(self, rank: int) -> np.ndarray[Any, Any]:
         """The local array of `rank` (the rank number, not its position), computed.

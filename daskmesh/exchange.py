@@ -25,7 +25,7 @@ from distributed import Reschedule, get_worker
 from distributed.utils import sync
 
 from daskmesh import config
-from daskmesh.graph import Layer, Node, block_key, block_of, local_of
+from daskmesh.graph import Layer, Mask, Node, block_key, block_of, local_of
 from daskmesh.layout import Box, Coord, Layout
 from daskmesh.placement import Partial, reduction
 from daskmesh.plan import Load, Plan, Stage
@@ -68,9 +68,21 @@ class Exchange(Node):
     def parents(self) -> Sequence[Node]:
         return (self.source,)
 
+    def moves(self, made: Mask) -> tuple[Stage, ...]:
+        return (self.stage.making(made),)
+
+    def needs(self, made: Mask) -> Iterator[tuple[Node, Mask]]:
+        stage = self.stage
+        needed = stage.needs(made)
+        if len(needed) > MANY_PEERS and not needed.all():
+            others = np.array([stage.reach(c) - (stage.own(c) is not None) for c in stage.target.coords()])
+            if others.max() > MANY_PEERS and (others[made] > 0).any():
+                needed = np.ones_like(needed)  # the directory is complete
+        yield self.source, needed
+
     def _lower(self) -> Layer:
         # As a task carries it: without what was worked out for the plan.
-        source, stage = self.source, replace(self.stage, reader=None)
+        source, stage = self.source, replace(self.stage, made=None)
         name = "reshard-" + tokenize(source.name, stage)
         tickets, tasks = expose_layer(source)
         reach = max((stage.reach(c) - (stage.own(c) is not None) for c in stage.target.coords()), default=0)

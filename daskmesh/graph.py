@@ -17,7 +17,7 @@ sources (creation, persisted arrays), results of exchanges and regions, and loca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,6 @@ from dask.highlevelgraph import HighLevelGraph
 from daskmesh.layers import TaskLayer, as_layer
 from daskmesh.layout import Coord, Layout
 from daskmesh.mesh import ProcessMesh
-from daskmesh.placement import reduction
 from daskmesh.plan import Stage
 from daskmesh.sharing import lowering_order
 from daskmesh.tasks import RankTask
@@ -40,14 +39,15 @@ __all__ = [
     "Layer",
     "Local",
     "Made",
+    "Mask",
     "Node",
     "Program",
+    "Renamed",
     "Source",
     "Step",
     "block_key",
     "block_keys",
     "errors_named",
-    "gather",
     "graph_of",
     "local_of",
     "plain",
@@ -57,6 +57,7 @@ __all__ = [
 
 Key = tuple[Any, ...]
 Array = Any
+Mask = Any  # one truth value per coordinate, in mesh order: which blocks of a node are meant
 
 _TWO_WORLDS = (
     "arrays of two worlds cannot be combined: the same rank may sit on two workers. Bring one into the current world with "
@@ -81,8 +82,8 @@ class Layer:
 class Node:
     """A recorded array: its layout, the world whose ranks hold it, and how it comes about.
 
-    Subclasses say how in ``_lower``, and in ``stages`` and ``reason`` what they move between ranks and why. A node is immutable
-    but for the caches and `boundary`.
+    Subclasses say how in ``_lower``; in ``stages`` and ``reason`` what they move between ranks and why; and in ``moves`` and
+    ``needs`` what of it is carried out where just some blocks are made. A node is immutable but for the caches and `boundary`.
     """
 
     __slots__ = ("_layer", "boundary", "layout", "world")
@@ -117,6 +118,14 @@ class Node:
     def stages(self) -> tuple[Stage, ...]:
         """What this node moves between ranks."""
         return ()
+
+    def moves(self, made: Mask) -> tuple[Stage, ...]:
+        """What it moves where just the blocks in `made` are made."""
+        return ()
+
+    def needs(self, made: Mask) -> Iterable[tuple[Node, Mask]]:
+        """The blocks of the nodes that it reads which are made for those in `made`: here those at the same coordinates."""
+        return [(p, made) for p in self.parents()]
 
     @property
     def reason(self) -> str:
@@ -171,6 +180,22 @@ class Made(Node):
 
     def parents(self) -> Sequence[Node]:
         return self.layer.reads
+
+
+class Renamed(Node):
+    """A node whose mesh dims have got other names: the same blocks under the same keys."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, layout: Layout, node: Node) -> None:
+        super().__init__(layout, node.world)
+        self.node = node.as_boundary()
+
+    def parents(self) -> Sequence[Node]:
+        return (self.node,)
+
+    def _lower(self) -> Layer:
+        return self.node.layer
 
 
 class Local(Node):
@@ -361,38 +386,3 @@ def errors_named(mesh: ProcessMesh, coord: Coord) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"rank {mesh.rank_at(coord)} at coordinate {coord} of {mesh!r}")
         raise
-
-
-def gather(blocks: Sequence[Array], layout: Layout) -> Array:
-    """The global value from the blocks of one replica (or of all ranks), in mesh order: terms folded, parts put together."""
-    coords = layout.primary()
-    if len(blocks) != len(coords):
-        every = dict(zip(layout.coords(), blocks, strict=True))
-        blocks = [every[c] for c in coords]
-    held = {c: local_of(b, layout) for c, b in zip(coords, blocks, strict=True)}
-    out: Array = None
-    for parts in _places(layout):
-        box = layout.box(parts)
-        value = _folded(held, layout, parts)
-        if out is None:
-            out = np.empty_like(value, shape=layout.shape, dtype=layout.dtype)
-        out[box] = value
-    return out
-
-
-def _places(layout: Layout) -> Iterator[Coord]:
-    """Coordinates with 0 along every mesh dim that is not Shard."""
-    return (c for c in layout.coords() if not any(c[m] for m in layout.lead_axes))
-
-
-def _folded(held: Mapping[Coord, Array], layout: Layout, coord: Coord) -> Array:
-    """Reduce the terms of one part, mesh dim 0 first."""
-
-    def level(axes: tuple[int, ...], at: Coord) -> Array:
-        if not axes:
-            return held[at].copy() if layout.partial_axes else held[at]
-        m, op = axes[-1], layout.placements[axes[-1]].op  # type: ignore[union-attr]
-        n = layout.mesh.shape[m]
-        return reduction(op).fold((level(axes[:-1], (*at[:m], i, *at[m + 1 :])) for i in range(n)), n)
-
-    return level(layout.partial_axes, coord)

@@ -17,17 +17,18 @@ from distributed import Client, default_client
 
 from daskmesh import config
 from daskmesh.exchange import Words, exchanged
-from daskmesh.graph import Layer, Made, Node, block_keys, gather, graph_of, local_of, rank_tasks
+from daskmesh.gathering import gather
+from daskmesh.graph import Layer, Made, Node, Renamed, block_keys, graph_of, local_of, rank_tasks
 from daskmesh.layout import Coord, Layout, make_layout
 from daskmesh.placement import Partial, Placement, Replicate, Shard
-from daskmesh.plan import Plan, format_bytes, make_plan
+from daskmesh.plan import format_bytes, make_plan
 from daskmesh.world import world_for
 
 __all__ = [
     "OneReplica",
     "dask_array_of",
-    "explained",
     "fits",
+    "folded",
     "local_arrays_of",
     "moved",
     "reduced",
@@ -61,34 +62,11 @@ def moved(node: Node, target: Layout, reason: Words = "") -> Node:
     same = (source.mesh.process_ids, source.mesh.shape) == (target.mesh.process_ids, target.mesh.shape)
     if same and source.placements == target.placements and source.chunks == target.chunks:
         # Only the names of the mesh differ: the keys are shared, nothing moves.
-        return Made(target, node.world, node.as_boundary().layer)
+        return Renamed(target, node)
     plan = make_plan(source, target, config.nbytes("two-stage-bytes"))
     share = math.prod(max(c) for c in target.chunks) * target.dtype.itemsize
     refuse_beyond_memory(share, lambda: f"resharding {source.shape} {source.dtype} to {list(target.placements)}")
     return exchanged(node, plan, reason)
-
-
-def explained(node: Node) -> Plan:
-    """The exchanges behind a node as one plan, in the order in which they were recorded; those of one name run once."""
-    seen: set[int] = set()
-    found: list[Node] = []
-    stack: list[tuple[Node, bool]] = [(node, False)]
-    while stack:
-        n, done = stack.pop()
-        if done and n.stages:
-            found.append(n)
-        elif not done and id(n) not in seen:
-            seen.add(id(n))
-            stack.append((n, True))
-            stack.extend((p, False) for p in reversed(n.parents()))
-    if not found:
-        return Plan(node.layout, node.layout, (), "nothing moves")
-    if len(found) > 1:  # to have a name a node is lowered, which costs more than its plan: one that is alone needs none
-        names = [m.name for m in found]
-        found = [m for i, m in enumerate(found) if names[i] not in names[:i]]
-    reason = "; ".join(dict.fromkeys(m.reason for m in found))
-    stages = tuple(s for m in found for s in m.stages)
-    return Plan(stages[0].source, node.layout, stages, reason)
 
 
 def refuse_beyond_memory(nbytes: int, what: Callable[[], str]) -> None:
@@ -157,7 +135,7 @@ class OneReplica(HLGExpr):
         node = self.operand("recorded").node
         layout = node.layout
         refuse_beyond_memory(layout.nbytes, lambda: f"gathering the value of {layout!r}")
-        node = _folded(node)
+        node = folded(node)
         one = HLGExpr(
             dsk=graph_of(node),
             low_level_optimizer=self.low_level_optimizer,
@@ -177,7 +155,7 @@ class _Recorded:
         return _Recorded, ()
 
 
-def _folded(node: Node) -> Node:
+def folded(node: Node) -> Node:
     """The node to gather a value from: itself, or with large terms folded by the ranks that hold them, each its share.
 
     Small terms are folded where they are gathered, which needs no step more.

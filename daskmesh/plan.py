@@ -27,14 +27,16 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+import numpy as np
+
 from daskmesh.draw import plan_html
 from daskmesh.layout import Layout, split_sizes
 from daskmesh.mesh import ProcessMesh
 from daskmesh.pen import format_bytes
 from daskmesh.placement import Replicate, Shard
-from daskmesh.stage import Load, Stage, meet, neutral_op, refuse_truth
+from daskmesh.stage import Load, Stage, meet, neutral_op, refuse_truth, sizes_of
 
-__all__ = ["Load", "Plan", "Stage", "format_bytes", "make_plan", "meet", "neutral_op", "refuse_truth"]
+__all__ = ["Load", "Plan", "Stage", "format_bytes", "make_plan", "meet", "neutral_op", "refuse_truth", "sizes_of"]
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def make_plan(source: Layout, target: Layout, two_stage_bytes: int = 2**20) -> P
         return Plan(source, target, (direct,), f"{how}: a rank holds {format_bytes(held)}, no more than {limit}")
     middle = _scattered(direct)
     last = None if middle is None else Stage(middle, target)
-    stages = () if middle is None or last is None else (Stage(source, middle, last), last)
+    stages = () if middle is None or last is None else (_read_by(Stage(source, middle), last), last)
     total = sum(s.total_bytes for s in stages)
     replicas = any(isinstance(p, Replicate) for p in target.placements)
     if not stages or total > direct.total_bytes or (total == direct.total_bytes and not replicas):
@@ -165,6 +167,11 @@ def make_plan(source: Layout, target: Layout, two_stage_bytes: int = 2**20) -> P
         f"in one stage {format_bytes(direct.total_bytes)} would move"
     )
     return Plan(source, target, stages, reason)
+
+
+def _read_by(stage: Stage, reader: Stage) -> Stage:
+    """A stage whose target nobody reads but another stage."""
+    return stage.making(reader.needs(np.ones(reader.target.mesh.size, bool)))
 
 
 def _scattered(stage: Stage) -> Layout | None:

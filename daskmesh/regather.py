@@ -14,12 +14,14 @@ product of such runs over all dims, end to end; what is left is to put them in o
 
 from __future__ import annotations
 
-import math
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from daskmesh.layout import Coord
 from daskmesh.plan import Stage, meet
@@ -185,21 +187,46 @@ class Regather(Stage):
         return out
 
     @cached_property
-    def received(self) -> dict[int, int]:
-        """Bytes that each target rank loads from other ranks."""
-        source, target = self.source, self.target
-        out = {}
-        common: dict[tuple[int, int, int], int] = {}
-        for coord in target.coords():
-            there = source.part_index(coord)
-            own = 1
-            for d, part in enumerate(target.part_index(coord)):
-                key = d, part, there[d]
-                if key not in common:
-                    lo, hi = source.offsets[d][there[d] : there[d] + 2]
-                    common[key] = sum(max(0, min(b, hi) - max(a, lo)) for a, b in self._runs(d, part))
-                own *= common[key]
-            need = math.prod(target.local_shape(coord)) * self.terms
-            loaded = 0 if self.neutral_op(coord) is not None else need - own
-            out[target.mesh.rank_at(coord)] = loaded * target.dtype.itemsize
-        return out
+    def _flat_runs(self) -> tuple[tuple[Any, Any, Any] | None, ...]:
+        """Per tensor dim with runs, those of all parts: where each part's begin among them, their starts, their stops."""
+        out: list[tuple[Any, Any, Any] | None] = []
+        for given in self.runs:
+            if given is None:
+                out.append(None)
+                continue
+            first = np.array([0, *itertools.accumulate(map(len, given))], np.int64)
+            ends = np.array([run for runs in given for run in runs if run[0] < run[1]], np.int64).reshape(-1, 2)
+            if len(ends) < first[-1]:
+                first = np.array([0, *itertools.accumulate(sum(a < b for a, b in runs) for runs in given)], np.int64)
+            out.append((first, ends[:, 0], ends[:, 1]))
+        return tuple(out)
+
+    def _runs_of(self, d: int, parts: Any) -> tuple[Any, Any, Any] | None:
+        """The runs of every target part in an array: (place in the array, start, stop); None for a dim without runs."""
+        flat = self._flat_runs[d]
+        if flat is None:
+            return None
+        first, starts, stops = flat
+        counts = first[parts + 1] - first[parts]
+        which = np.repeat(np.arange(len(parts)), counts)
+        at = np.arange(len(which)) + np.repeat(first[parts] - np.cumsum(counts) + counts, counts)
+        return which, starts[at], stops[at]
+
+    def _runs_met(self, d: int, parts: Any) -> tuple[Any, Any, Any]:
+        runs = self._runs_of(d, parts)
+        if runs is None:
+            return super()._runs_met(d, parts)
+        which, starts, stops = runs
+        offsets = np.array(self.source.offsets[d])
+        return which, np.searchsorted(offsets, starts, "right") - 1, np.searchsorted(offsets, stops, "left")
+
+    def _common(self, d: int, target: Any, source: Any) -> Any:
+        runs = self._runs_of(d, target)
+        if runs is None:
+            return super()._common(d, target, source)
+        which, starts, stops = runs
+        offsets = np.array(self.source.offsets[d])
+        both = np.minimum(stops, offsets[source + 1][which]) - np.maximum(starts, offsets[source][which])
+        common = np.zeros(len(target), np.int64)
+        np.add.at(common, which, np.maximum(both, 0))
+        return common

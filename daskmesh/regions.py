@@ -15,15 +15,16 @@ The arrays stay in the store of the worker that made them; an out task takes its
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from dask._task_spec import TaskRef
 from dask.base import tokenize
 from dask.utils import funcname
 from distributed import Client
 
-from daskmesh.graph import Layer, Node, block_key, block_keys, graph_of
+from daskmesh.graph import Layer, Mask, Node, block_key, block_keys, graph_of
 from daskmesh.layout import Layout
 from daskmesh.placement import Placement
 from daskmesh.running import Call, gate_name, one_per_rank, pass_gate, pick, run_ganged, run_several, run_single
@@ -63,6 +64,12 @@ class Region(Node):
 
     def parents(self) -> Sequence[Node]:
         return self.inputs
+
+    def needs(self, made: Mask) -> Iterable[tuple[Node, Mask]]:
+        if self._layer is not None and not self._layer.reads:  # it has run
+            return ()
+        every = np.ones_like(made) if self.ganged and made.any() else made
+        return [(n, every) for n in self.inputs]
 
     @property
     def func(self) -> Callable[..., Any]:

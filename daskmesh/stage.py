@@ -9,8 +9,8 @@ import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from daskmesh.layout import Box, Coord, Layout
 from daskmesh.placement import Partial, Replicate, reduction
 
-__all__ = ["Load", "Stage", "meet", "neutral_op", "refuse_truth"]
+__all__ = ["Load", "Stage", "coords_of", "meet", "neutral_op", "parts_of", "refuse_truth", "sizes_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,24 @@ class Load:
 class Stage:
     """One exchange: every rank of `target` loads the views it needs of `source`.
 
-    Where `reader` is the only stage that reads the target, blocks that it does not read are not made.
+    Attributes
+    ----------
+    made : bytes, optional
+        Which target blocks are made, in mesh order, where nobody reads the others; by default all are.
     """
 
     source: Layout
     target: Layout
-    reader: Stage | None = None
+    made: bytes | None = None
+
+    def making(self, made: Any) -> Stage:
+        """The same stage where just those target blocks are made that a mask over the coordinates, in mesh order, says."""
+        flags = None if made.all() else made.tobytes()
+        if flags == self.made:
+            return self
+        stage = replace(self, made=flags)
+        stage.__dict__["_loaded"] = self._loaded  # which is most of the work
+        return stage
 
     def __dask_tokenize__(self) -> Any:
         # Dask's way with dataclasses pickles the class each time.
@@ -174,22 +186,18 @@ class Stage:
 
     def makes(self, coord: Coord) -> bool:
         """Whether the target block at `coord` is made."""
-        return bool(self._made[np.ravel_multi_index(coord, self.target.mesh.shape)])
+        return self.made is None or bool(self.made[np.ravel_multi_index(coord, self.target.mesh.shape)])
 
     # What follows is about all ranks at once, in arrays: row i is the target coordinate number i in mesh order.
 
     @cached_property
-    def _coords(self) -> Any:
-        """The target coordinates."""
-        return np.array(self.target.coords(), dtype=np.int64).reshape(-1, self.target.mesh.ndim)
-
-    @cached_property
     def _valued(self) -> Any:
         """Which target blocks are loaded, not filled with a neutral element."""
-        layout, valued = self.target, np.ones(len(self._coords), bool)
+        layout, coords = self.target, coords_of(self.target)
+        valued = np.ones(len(coords), bool)
         for m in layout.partial_axes:
             if m not in self.kept and not reduction(_op(layout, m)).copies:
-                valued &= self._coords[:, m] == 0
+                valued &= coords[:, m] == 0
         return valued
 
     @cached_property
@@ -205,54 +213,72 @@ class Stage:
             if rank in mesh:
                 bases[row] = mesh.coordinate(rank)
         for m in self.kept:
-            bases[:, m] = self._coords[:, m]
+            bases[:, m] = coords_of(self.target)[:, m]
         return bases
 
-    @cached_property
-    def _read(self) -> Any:
-        """Which blocks of the source are read by any rank, over its block grid."""
-        source, wanted = self.source, self._valued
+    def needs(self, made: Any) -> Any:
+        """Which source blocks the target blocks in `made` need; both are masks over the coordinates in mesh order.
+
+        Each of these target blocks needs a box of the source's block grid. The corners of all boxes are marked, and summed up.
+        """
+        source, mesh = self.source, self.source.mesh
+        rows = np.flatnonzero(made & self._valued)
+        held = coords_of(self.target)[rows]
         leads = [m for m in source.lead_axes if m not in self.folded]
-        columns = [self._bases[:, m] for m in leads]
-        for d, offsets in enumerate(source.offsets):
-            lo, hi = _bounds(self.target, d, self._coords)
-            columns += [np.searchsorted(offsets, lo, "right") - 1, np.searchsorted(offsets, hi, "left")]
-            wanted = wanted & (lo < hi)
-        read = np.zeros(source.grid, bool)
-        rows = np.stack(columns, axis=1)[wanted] if columns else np.zeros((int(wanted.any()), 0), np.int64)
-        for row in np.unique(rows, axis=0).tolist() if columns else rows.tolist():
-            base, runs = dict(zip(leads, row, strict=False)), row[len(leads) :]
-            lead = (base.get(m, slice(None)) for m in source.lead_axes)
-            read[(*lead, *map(slice, runs[::2], runs[1::2]))] = True
-        return read
+        cuts = [d for d in range(source.ndim) if len(source.chunks[d]) > 1]
+        # The first column is for layouts that have neither.
+        columns: list[Any] = [np.zeros(len(rows), np.int64), *(self._bases[rows, m] for m in leads)]
+        parts = [parts_of(self.target, d, held) for d in range(source.ndim)]
+        for d in range(source.ndim):
+            which, start, stop = self._runs_met(d, parts[d])
+            columns, parts = [c[which] for c in columns], [p[which] for p in parts]
+            columns += [start, stop] if d in cuts else []
+        marks = np.zeros((1, *(mesh.shape[m] for m in leads), *(len(source.chunks[d]) + 1 for d in cuts)), np.int64)
+        lead, ends = columns[: 1 + len(leads)], columns[1 + len(leads) :]
+        for corner in itertools.product((0, 1), repeat=len(cuts)):
+            at = (*lead, *(ends[2 * k + c] for k, c in enumerate(corner)))
+            np.add.at(marks, at, (-1) ** sum(corner))
+        for k in range(len(cuts)):
+            np.cumsum(marks, axis=1 + len(leads) + k, out=marks)
+        every = coords_of(source)
+        where = [parts_of(source, d, every) for d in range(source.ndim)]
+        needed = marks[(np.zeros(len(every), np.int64), *(every[:, m] for m in leads), *(where[d] for d in cuts))] > 0
+        for d in cuts:  # empty parts in the middle of a run
+            needed = needed & (np.array(source.chunks[d]) > 0)[where[d]]
+        return needed
+
+    def _runs_met(self, d: int, parts: Any) -> tuple[Any, Any, Any]:
+        """The runs of source parts along tensor dim `d` that target parts meet: (place of the part in the array, start, stop)."""
+        offsets, ends = np.array(self.source.offsets[d]), np.array(self.target.offsets[d])
+        which = np.flatnonzero(ends[parts] < ends[parts + 1])
+        met = parts[which]
+        return which, np.searchsorted(offsets, ends[met], "right") - 1, np.searchsorted(offsets, ends[met + 1], "left")
 
     @cached_property
-    def _made(self) -> Any:
-        """Which target blocks are made: what a subclass that leaves some out overrides."""
-        if self.reader is None:
-            return np.ones(len(self._coords), bool)
-        target, coords = self.target, self._coords
-        lead = (coords[:, m] for m in target.lead_axes)
-        return self.reader._read[(*lead, *(_parts(target, d, coords) for d in range(target.ndim)))]
+    def _loaded(self) -> Any:
+        """Bytes that each target rank loads from other ranks, if its block is made."""
+        source, target, coords = self.source, self.target, coords_of(self.target)
+        ranks, origin = target.mesh.process_ids, (0,) * source.mesh.ndim
+        inside = np.array([r in source.mesh for r in ranks])
+        there = np.array([source.mesh.coordinate(r) if r in source.mesh else origin for r in ranks]).reshape(len(ranks), -1)
+        own = inside.astype(np.int64)
+        for d in range(target.ndim):
+            own *= self._common(d, parts_of(target, d, coords), parts_of(source, d, there))
+        for m in self.kept:
+            own *= coords[:, m] == there[:, m]
+        return (sizes_of(target) * self.terms - own) * self._valued * target.dtype.itemsize
+
+    def _common(self, d: int, target: Any, source: Any) -> Any:
+        """How many elements along tensor dim `d` target parts and source parts have in common, pair by pair."""
+        ends, offsets = np.array(self.target.offsets[d]), np.array(self.source.offsets[d])
+        start, stop = np.maximum(ends[target], offsets[source]), np.minimum(ends[target + 1], offsets[source + 1])
+        return np.maximum(stop - start, 0)
 
     @cached_property
     def received(self) -> dict[int, int]:
         """Bytes that each target rank loads from other ranks."""
-        source, target, coords = self.source, self.target, self._coords
-        ranks, origin = target.mesh.process_ids, (0,) * source.mesh.ndim
-        inside = np.array([r in source.mesh for r in ranks])
-        there = np.array([source.mesh.coordinate(r) if r in source.mesh else origin for r in ranks])
-        volume = np.full(len(coords), self.terms, dtype=np.int64)
-        own = inside.astype(np.int64)
-        for d in range(target.ndim):
-            lo, hi = _bounds(target, d, coords)
-            lo_own, hi_own = _bounds(source, d, there)
-            volume *= hi - lo
-            own *= np.maximum(np.minimum(hi, hi_own) - np.maximum(lo, lo_own), 0)
-        for m in self.kept:
-            own *= coords[:, m] == there[:, m]
-        bytes_ = (volume - own) * (self._valued & self._made) * target.dtype.itemsize
-        return dict(zip(target.mesh.process_ids, bytes_.tolist(), strict=True))
+        loaded = self._loaded if self.made is None else self._loaded * np.frombuffer(self.made, bool)
+        return dict(zip(self.target.mesh.process_ids, loaded.tolist(), strict=True))
 
     @cached_property
     def total_bytes(self) -> int:
@@ -300,7 +326,17 @@ def meet(offsets: tuple[int, ...], box: slice) -> list[tuple[int, slice, slice]]
     return out
 
 
-def _parts(layout: Layout, d: int, coords: Any) -> Any:
+@lru_cache(256)
+def _coords(shape: Coord) -> Any:
+    return np.indices(shape).reshape(len(shape), -1).T.copy()
+
+
+def coords_of(layout: Layout) -> Any:
+    """The coordinates of a layout in mesh order, one row each."""
+    return _coords(layout.mesh.shape)
+
+
+def parts_of(layout: Layout, d: int, coords: Any) -> Any:
     """The part of tensor dim `d` that every coordinate holds."""
     part = np.zeros(len(coords), dtype=np.int64)
     for m in layout.shard_axes[d]:
@@ -308,8 +344,10 @@ def _parts(layout: Layout, d: int, coords: Any) -> Any:
     return part
 
 
-def _bounds(layout: Layout, d: int, coords: Any) -> tuple[Any, Any]:
-    """Start and stop along tensor dim `d` of the box at every coordinate."""
-    part = _parts(layout, d, coords)
-    offsets = np.array(layout.offsets[d], dtype=np.int64)
-    return offsets[part], offsets[part + 1]
+def sizes_of(layout: Layout) -> Any:
+    """How many elements every coordinate holds, in mesh order."""
+    coords = coords_of(layout)
+    size = np.ones(len(coords), dtype=np.int64)
+    for d, chunks in enumerate(layout.chunks):
+        size *= np.array(chunks, dtype=np.int64)[parts_of(layout, d, coords)]
+    return size

@@ -20,7 +20,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,10 +28,10 @@ from dask.base import tokenize
 
 from daskmesh import config
 from daskmesh.exchange import Words, expose_layer, reschedule, stage_sources
-from daskmesh.graph import Layer, Node, block_key, block_of, local_of
+from daskmesh.graph import Layer, Mask, Node, block_key, block_of, local_of
 from daskmesh.layout import Coord, Layout
 from daskmesh.placement import Shard
-from daskmesh.plan import Load, Stage
+from daskmesh.plan import Load, Stage, sizes_of
 from daskmesh.store import Ticket, TicketLost
 from daskmesh.tasks import RankTask
 from daskmesh.transport import load_all
@@ -41,19 +40,6 @@ __all__ = ["Streamed"]
 
 Array = Any
 _TEMPORARY_BYTES = 4 * 2**20  # of one product, before it is added to the result
-
-
-@dataclass(frozen=True)
-class Feed(Stage):
-    """The way of one operand to the ranks that make something of it."""
-
-    result: Layout | None = None
-
-    @cached_property
-    def _made(self) -> Any:
-        """Which ranks need the operand: those whose block of the result is not empty."""
-        coords = self.target.coords()
-        return np.array([self.result is None or 0 not in self.result.local_shape(c) for c in coords])
 
 
 @dataclass(frozen=True)
@@ -95,11 +81,18 @@ class Streamed(Node):
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The redistributions that the streams add up to."""
-        feeds = (Feed(s.source, s.target, None, self.layout) for s in self.stream.stages)
-        return tuple(s for s in feeds if s.source != s.target)
+        return tuple(s for s in self.stream.stages if s.source != s.target)
+
+    def moves(self, made: Mask) -> tuple[Stage, ...]:
+        loading = made & (sizes_of(self.layout) > 0)  # for an empty block nothing is multiplied
+        return tuple(s.making(loading) for s in self.stages)
 
     def parents(self) -> Sequence[Node]:
         return self.operands
+
+    def needs(self, made: Mask) -> Iterator[tuple[Node, Mask]]:
+        for node, stage in zip(self.operands, self.stream.stages, strict=True):
+            yield node, made if stage.source == stage.target else stage.needs(made)
 
     def _lower(self) -> Layer:
         stream, layout = self.stream, self.layout

@@ -27,7 +27,7 @@ from distributed import Client, LocalCluster, default_client, futures_of, wait
 from daskmesh import transport
 from daskmesh.checks import gradient_check
 from daskmesh.dtensor import DTensor
-from daskmesh.graph import gather
+from daskmesh.gathering import gather
 from daskmesh.layout import make_layout, normalise_placements
 from daskmesh.mesh import ProcessMesh, init_mesh
 from daskmesh.pen import format_bytes

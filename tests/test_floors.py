@@ -43,10 +43,10 @@ FLOORS: list[tuple[int, str]] = [
     (5, "layers"),
     (4, "tiles sharing"),
     (5, "graph gang algorithms"),
-    (5, "joining"),
+    (5, "joining gathering"),
     (5, "exchange halo late tracing"),
     (5, "running moves collectives summa"),
-    (5, "regions inference chunked"),
+    (5, "regions inference explaining chunked"),
     (5, "shmem methods device"),
     (5, "windows"),
     (5, "shmem_ops"),
@@ -59,7 +59,7 @@ FLOORS: list[tuple[int, str]] = [
     (7, "conversion eager"),
     (7, "mapping io ops.kinds"),
     (7, "ops.parts ops.gathers ops.cells"),
-    (7, "ops.picks ops.reshaping ops.keys ops.masks"),
+    (7, "ops.picks ops.reshaping ops.keys ops.masks ops.reaching"),
     (8, "ops.* random"),
     (8, "ops"),
     (9, "routes array_api"),
@@ -78,8 +78,8 @@ PURE_FLOOR = 2  # up to here: the standard library and NumPy only
 MAY_IMPORT_DASK = set(
     "config errors store fetch serve reading roads transport links symmetric peers tasks tickets blame plugins clients world "
     "meeting registrar joining region layers graph exchange summa tracing running regions moves dtensor conversion eager "
-    "creation mapping shmem shmem_ops recorded chunked acting allocation onesided signals waits atomics collectives layer checks "
-    "testing demo cli".split()
+    "explaining creation mapping shmem shmem_ops recorded chunked acting allocation onesided signals waits atomics "
+    "collectives layer checks testing demo cli".split()
 )
 ALLOWED_BELOW = {"numpy", "daskmesh", *sys.stdlib_module_names}
 

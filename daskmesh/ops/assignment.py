@@ -16,7 +16,7 @@ import numpy as np
 
 from daskmesh.dtensor import DTensor, implements
 from daskmesh.eager import index_parts
-from daskmesh.graph import Local, Node
+from daskmesh.graph import Local, Node, plain
 from daskmesh.layout import Chunks, Coord, Layout
 from daskmesh.moves import moved
 from daskmesh.ops.cells import Cells, cells_of, flat_of_cells
@@ -155,7 +155,7 @@ def _length(s: slice, n: int) -> int:
 
 def _write_slices(coord: Coord, local: Array, value: Array, layout: Layout, parts: Mapping[int, tuple[slice, ...]]) -> Array:
     at = layout.part_index(coord)
-    out = local.copy()
+    out = plain(local).copy()
     out[tuple(parts[d][at[d]] for d in range(local.ndim))] = value
     return out
 
@@ -240,7 +240,7 @@ def _write_picked(
     coord: Coord, local: Array, value: Array, flat: Array, layout: Layout, parts: Mapping[int, tuple[slice, ...]], dims: Shape
 ) -> Array:
     at = layout.part_index(coord)
-    out = local.copy()
+    out = plain(local).copy()
     index = np.unravel_index(flat, tuple(local.shape[d] for d in dims)) if len(dims) > 1 and len(flat) else (flat,) * len(dims)
     front = np.moveaxis(out, dims, range(len(dims)))
     rest = tuple(parts[d][at[d]] for d in range(local.ndim) if d not in dims)
@@ -282,7 +282,7 @@ def _write_by_values(
         at = np.where(at < 0, at + n, at) - box[d].start
         inside &= (at >= 0) & (at < local.shape[d])
         within.append(at)
-    out = local.copy()
+    out = plain(local).copy()
     place = layout.part_index(coord)
     front = np.moveaxis(out, dims, range(len(dims)))
     rest = tuple(parts[d][place[d]] for d in range(local.ndim) if d not in dims)
@@ -310,7 +310,7 @@ def _under_mask(x: DTensor, mask: DTensor, value: Any) -> DTensor:
 
 
 def _write_masked(local: Array, mask: Array, value: Array, n: int) -> Array:
-    out = local.copy()
+    out = plain(local).copy()
     out[mask] = value[(0,) * n]
     return out
 
