@@ -273,3 +273,76 @@ def test_a_filter_loads_what_reaches_beyond_the_parts() -> None:
     y = np.convolve(x, [1, 2, 1], "valid")
     assert_layout(y, [S0], chunks=[(3, 3, 1)])
     assert y.explain().total_bytes == 4 * 8
+
+
+# -- along a dim, and place by place ----------------------------------------------------------------------------------
+
+ALONG: dict[str, Call] = {
+    "apply_along_axis": lambda x: np.apply_along_axis(np.sum, 0, x),
+    "apply_along_axis lines": lambda x: np.apply_along_axis(lambda v, k: np.stack([v[:2], v[-2:] * k]), 1, x, 3),
+    "apply_along_axis keyword": lambda x: np.apply_along_axis(np.percentile, 0, x, q=40),
+    "apply_over_axes": lambda x: np.apply_over_axes(np.sum, x, (0, -1)),
+    "piecewise": lambda x: np.piecewise(x, [x < 0, x > 3], [-1, lambda v: v * 2]),
+    "piecewise else": lambda x: np.piecewise(x, [x < 0], [lambda v, k: v - k, 1], 4),
+    "piecewise wrong": lambda x: np.piecewise(x, [x < 0], [1, 2, 3]),
+    "cross": lambda x: np.cross(x[:, 1:4], x[:, 2:]),
+    "cross broadcast": lambda x: np.cross(x[:3], np.arange(3), 0, 0),
+    "cross axes": lambda x: np.cross(x[:3], x[:, :3], axisa=0, axisb=1, axisc=0),
+    "polyval": lambda x: np.polyval([1, -2, 3], x),
+    "linspace": lambda x: np.linspace(x, x * 2, 4),
+    "linspace step": lambda x: np.linspace(0, x, 3, endpoint=False, retstep=True, axis=-1),
+    "logspace": lambda x: np.logspace(x / 9, 1, 3, base=2),
+    "geomspace": lambda x: np.geomspace(abs(x) + 1, 100, 3, axis=1),
+    "sliced unravel": lambda x: np.unravel_index(x.astype("i8") % 12, (3, 4)),
+    "ravel_multi_index": lambda x: np.ravel_multi_index((x.astype("i8") % 3, 1), (3, 4)),
+    "ravel_multi_index wrap": lambda x: np.ravel_multi_index(x.astype("i8")[:2], (3, 4), mode="wrap", order="F"),
+    "packbits": lambda x: np.packbits(x > 1),
+    "packbits axis": lambda x: np.packbits(x > 1, axis=0, bitorder="little"),
+    "unpackbits": lambda x: np.unpackbits((x + 9).astype("u1")),
+    "unpackbits axis": lambda x: np.unpackbits((x + 9).astype("u1"), axis=1, count=-3),
+    "unpackbits more": lambda x: np.unpackbits((x + 9).astype("u1"), axis=0, count=50),
+    "unpackbits floats": lambda x: np.unpackbits(x),
+    "ix_": lambda x: np.ix_(x[0], x[:, 1] > 0),
+    "tril_indices_from": np.tril_indices_from,
+    "triu_indices_from": lambda x: np.triu_indices_from(x, 1),
+    "diag_indices_from": np.diag_indices_from,
+    "partition": lambda x: np.sort(np.partition(x, 2, axis=0)[:2], axis=0),
+    "argpartition": lambda x: np.argpartition(np.arange(25.0).reshape(5, 5) + x * 0, 1, None),
+    "lexsort": lambda x: np.lexsort((x, abs(x)), axis=0),
+    "lexsort rows": lambda x: np.lexsort(x),
+    "sort_complex": lambda x: np.sort_complex(x.astype("f4")),
+    "trim_zeros": lambda x: np.trim_zeros(np.where(x > 5, x, 0)),
+    "trim_zeros of rows": lambda x: np.trim_zeros(x * (x > 20), "f", axis=0),
+    "union1d": lambda x: np.union1d(x, [3, 100]),
+    "intersect1d": lambda x: np.intersect1d(x, [100, 3, 5, 5]),
+    "intersect1d indices": lambda x: np.intersect1d(x[0], x[:, 1], return_indices=True),
+    "setdiff1d": lambda x: np.setdiff1d(x, [3, 100, 0]),
+    "setdiff1d the other": lambda x: np.setdiff1d([3, 100, 0, 100], x),
+    "setxor1d": lambda x: np.setxor1d(x, [3, 100, 0]),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ALONG)
+def test_along_and_place_by_place(name: str) -> None:
+    for case in tables(TABLE)[-3:]:
+        oracle.agree(ALONG[name], case)
+
+
+OF_LINES: dict[str, Call] = {
+    "vander": np.vander,
+    "vander increasing": lambda x: np.vander(x, 3, increasing=True),
+    "packbits": lambda x: np.packbits(x),
+    "packbits of many": lambda x: np.packbits(np.tile(x, 5) > 3),
+    "trim_zeros": lambda x: np.trim_zeros(x * (x > 3)),
+    "is_busday": lambda x: np.is_busday(x.astype("M8[D]")),
+    "busday_count": lambda x: np.busday_count(x.astype("M8[D]"), np.datetime64("1970-02-01")),
+    "busday_offset": lambda x: np.busday_offset(x.astype("M8[D]"), 2, roll="forward"),
+    "intersect1d": lambda x: np.intersect1d(np.unique(x), [2, 9], assume_unique=True),
+}
+
+
+@pytest.mark.parametrize("name", OF_LINES)
+def test_of_one_dim(name: str) -> None:
+    for case in lines(LINE):
+        oracle.agree(OF_LINES[name], case)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from daskmesh.ops import (
+    along,
     assignment,
+    codes,
     contractions,
     diagonals,
     differences,
@@ -15,6 +17,7 @@ from daskmesh.ops import (
     masks,
     moments,
     norms,
+    order,
     padding,
     quantiles,
     reductions,
@@ -26,7 +29,9 @@ from daskmesh.ops import (
 )
 
 __all__ = [
+    "along",
     "assignment",
+    "codes",
     "contractions",
     "diagonals",
     "differences",
@@ -38,6 +43,7 @@ __all__ = [
     "masks",
     "moments",
     "norms",
+    "order",
     "padding",
     "quantiles",
     "reductions",
