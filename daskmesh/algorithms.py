@@ -9,6 +9,8 @@ bits do not depend on who comes first.
     all_reduce, small      everybody sends its term to everybody, each folds all of them
     all_reduce, large      index i folds part i (reduce-scatter), then everybody sends its part (all-gather)
     all_reduce, many ranks terms travel in log2(size) rounds, doubling each time, then as small
+
+Large terms are folded piece by piece, straight into the result: a piece that was loaded is folded while it is in the cache.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 from daskmesh.layout import split_sizes
 from daskmesh.parcels import Group, Mismatch
 from daskmesh.placement import reduction
+from daskmesh.recycling import empty
 
 __all__ = [
     "all_gather",
@@ -43,6 +46,8 @@ Array = Any
 
 #: All terms to everybody up to this many bytes per rank; above, each rank folds a part.
 WHOLE_BYTES = 2**16
+#: Bytes of each term that are folded at once.
+PIECE_BYTES = 2**20
 #: Up to this many ranks a message to each is cheaper than rounds.
 FEW_RANKS = 8
 
@@ -84,6 +89,30 @@ def _terms(group: Group, mine: Array, call: str) -> Iterator[Array]:
         yield mine.copy() if index == group.index else group.receive(index, call).take()
 
 
+def _fold_into(out: Array, group: Group, mine: Array, op: str, call: str) -> None:
+    """Fold the terms of all indices in order, each of the shape of `out`, a piece at a time."""
+    parcels = [None if index == group.index else group.receive(index, call) for index in range(group.size)]
+    rows = max(1, PIECE_BYTES // max(1, out[:1].nbytes))
+    loaded = empty((min(rows, len(out)), *out.shape[1:]), out.dtype)
+    for start in range(0, len(out), rows):
+        piece = slice(start, min(start + rows, len(out)))
+        place, spare = out[piece], loaded[: len(out[piece])]
+
+        def terms(piece: slice = piece, place: Array = place, spare: Array = spare) -> Iterator[Array]:
+            for index, parcel in enumerate(parcels):
+                if parcel is None:
+                    if not index:
+                        place[...] = mine[piece]
+                    yield mine[piece] if index else place
+                else:
+                    parcel.into(spare if index else place, (piece,))
+                    yield spare if index else place
+
+        folded = _fold(op, terms(), group.size)
+        if folded is not place:
+            place[...] = folded
+
+
 def all_reduce(group: Group, x: Array, op: str) -> Array:
     """Reduce `x` over the group; everybody gets the result."""
     call = written("all_reduce", group.label, x.dtype, x.shape, f", op={op!r}")
@@ -104,10 +133,10 @@ def _all_reduce_by_parts(group: Group, flat: Array, op: str, call: str) -> Array
     cuts = _cuts(flat.size, group.size)
     for other in _others(group):
         group.send(other, call, flat[cuts[other]])
-    out = np.empty_like(flat)
+    out = empty(flat.shape, flat.dtype)
     mine = cuts[group.index]
-    out[mine] = _fold(op, _terms(group, flat[mine], call), group.size)
     part = out[mine]
+    _fold_into(part, group, flat[mine], op, call)
     for other in _others(group):
         group.send(other, call, part)
     for other in _others(group):
@@ -164,7 +193,7 @@ def _joined(group: Group, mine: Array, call: str, dim: int, tiled: bool = True) 
     pieces = [mine if index == group.index else parcels[index] for index in range(group.size)]
     ends = np.cumsum([0] + [piece.shape[dim] if tiled else 1 for piece in pieces]).tolist()
     rest = mine.shape[dim + 1 :] if tiled else mine.shape[dim:]
-    out = np.empty((*mine.shape[:dim], ends[-1], *rest), mine.dtype)
+    out = empty((*mine.shape[:dim], ends[-1], *rest), mine.dtype)
     for index in range(group.size):
         place = out[along(dim, slice(ends[index], ends[index + 1]))]
         if not tiled:
@@ -184,7 +213,8 @@ def reduce_scatter(group: Group, x: Array, op: str, dim: int) -> Array:
     for other in _others(group):
         group.send(other, call, x[along(dim, cuts[other])])
     mine = x[along(dim, cuts[group.index])]
-    out = _fold(op, _terms(group, mine, call), group.size)
+    out = empty(mine.shape, mine.dtype)
+    _fold_into(out, group, mine, op, call)
     group.settle()
     return out
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from daskmesh.links import Address, Endpoint, PeerLost, RankLeft, Tag
+from daskmesh.recycling import empty
 from daskmesh.store import ShardStore, Ticket, TicketLost
 from daskmesh.transport import load_into
 
@@ -170,25 +171,23 @@ class Parcel:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     _held: Array | Ticket
-    _loaded: list[int]
     _source: int
 
-    def into(self, out: Array) -> None:
-        """Write the array into `out`, of the same shape."""
+    def into(self, out: Array, index: tuple[slice, ...] = ()) -> None:
+        """Write the array into `out`, of the same shape, or a view of it."""
         if not isinstance(self._held, Ticket):
-            out[...] = self._held
+            out[...] = self._held[index]
             return
         try:
-            load_into(self._held, (), out)
+            load_into(self._held, index, out)
         except TicketLost as error:
             raise PeerLost(f"what index {self._source} of the group had exposed is gone") from error
-        self._loaded.append(self._source)
 
     def take(self) -> Array:
         """The array, fresh and writable."""
         if not isinstance(self._held, Ticket):
             return self._held
-        out = np.empty(self.shape, self.dtype)
+        out = empty(self.shape, self.dtype)
         self.into(out)
         return out
 
@@ -240,10 +239,12 @@ class Group:
             held: Array | Ticket = np.ndarray(head.shape, head.dtype, body)
         else:
             held = pickle.loads(memoryview(body)[:start])
-        return Parcel(head.shape, head.dtype, held, self._loaded, source)
+            if head.kind == _TICKET:
+                self._loaded.append(source)
+        return Parcel(head.shape, head.dtype, held, source)
 
     def settle(self) -> None:
-        """Wait until all peers have loaded what was sent, so that it may change."""
+        """Wait until all peers have loaded what was sent, so that it may change; say that all that came has been loaded."""
         if not (self._loaded or self._lent):
             return
         line = self.line or _speechless(self)
