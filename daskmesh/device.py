@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from daskmesh.asking import refuse_unasked
 from daskmesh.mesh import ProcessMesh
 
 __all__ = ["NAMESPACES", "VERSIONS", "StandardArray"]
@@ -21,7 +22,7 @@ NAMESPACES: list[Callable[[ProcessMesh], Any]] = []
 
 
 class StandardArray:
-    """Namespace, device and DLPack of an array on a mesh."""
+    """Namespace and device of an array on a mesh, and its value by NumPy's and DLPack's protocols."""
 
     __slots__ = ()
 
@@ -53,6 +54,13 @@ class StandardArray:
                 f"call x.reshard(placements, mesh)"
             )
         return self.reshard(self.placements, device)
+
+    def __array__(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        refuse_unasked(self)
+        if copy is False:
+            raise ValueError("np.asarray(x, copy=False): a DTensor lives on workers; its value is always a copy")
+        value: np.ndarray[Any, Any] = self.compute()
+        return value if dtype is None else value.astype(dtype, copy=False)
 
     def __dlpack__(
         self: Any,

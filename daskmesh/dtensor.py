@@ -267,12 +267,6 @@ class DTensor(ArrayMethods, StandardArray, ChunkedArray, NDArrayOperatorsMixin, 
 
     # -- values -------------------------------------------------------------------------------------------------------
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if copy is False:
-            raise ValueError("np.asarray(x, copy=False): a DTensor lives on workers; its value is always a copy")
-        value = self.compute()
-        return value if dtype is None else value.astype(dtype, copy=False)
-
     def item(self, *index: Any) -> Any:
         """The value of a one-element DTensor as a Python scalar; a Partial is reduced first.
 

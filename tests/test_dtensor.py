@@ -304,8 +304,8 @@ def test_in_place_operators_rebind_the_handle() -> None:
 
 def test_what_is_not_in_the_table_is_a_type_error_that_names_it() -> None:
     x = rows()
-    with pytest.raises(TypeError, match=r"numpy\.busday_count|busday_count"):
-        np.busday_count(x, x)
+    with pytest.raises(TypeError, match=r"numpy.*scimath\.sqrt is not defined on DTensors"):
+        np.emath.sqrt(x)
     with pytest.raises(TypeError, match=r"out="):
         np.add(x, x, out=np.zeros((5, 7)))
     with pytest.raises(TypeError, match=r"np\.add\.at"):

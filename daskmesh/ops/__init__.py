@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from daskmesh.ops import (
     along,
+    answers,
     assignment,
     codes,
     contractions,
@@ -30,6 +31,7 @@ from daskmesh.ops import (
 
 __all__ = [
     "along",
+    "answers",
     "assignment",
     "codes",
     "contractions",

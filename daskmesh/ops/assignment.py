@@ -20,7 +20,7 @@ from daskmesh.graph import Local, Node, plain
 from daskmesh.layout import Chunks, Coord, Layout
 from daskmesh.moves import moved
 from daskmesh.ops.cells import Cells, cells_of, flat_of_cells
-from daskmesh.ops.gathers import fillable, laid_out, placed, recut
+from daskmesh.ops.gathers import fillable, laid_out, placed, recut, refuse_plain
 from daskmesh.ops.keys import Key, Steps, forward, mask_alone, parse, parts_of
 from daskmesh.ops.picks import gathered, index_layout
 from daskmesh.placement import Placement, Replicate, Shard
@@ -335,6 +335,7 @@ def copyto(dst: DTensor, src: Any, casting: Any = "same_kind", where: Any = True
 @implements(np.putmask)
 def putmask(a: DTensor, mask: Any, values: Any) -> None:
     """``np.putmask`` with one value, or as many as `a` has elements."""
+    refuse_plain(a, "putmask")
     values = values if isinstance(values, DTensor) else np.asarray(values)
     if values.size != 1 and values.shape != a.shape:
         raise ValueError(f"np.putmask: values of shape {values.shape} for an array of shape {a.shape}; give one, or one each")
@@ -344,6 +345,7 @@ def putmask(a: DTensor, mask: Any, values: Any) -> None:
 @implements(np.put_along_axis)
 def put_along_axis(arr: DTensor, indices: Any, values: Any, axis: int | None) -> None:
     """``np.put_along_axis``: other contents behind the handle `arr`."""
+    refuse_plain(arr, "put_along_axis")
     if axis is None:
         flat = _np.ravel(arr)
         setitem(flat, indices, values)
@@ -362,6 +364,7 @@ def put_along_axis(arr: DTensor, indices: Any, values: Any, axis: int | None) ->
 @implements(np.put)
 def put(a: DTensor, ind: Any, v: Any, mode: str = "raise") -> None:
     """``np.put``: other contents behind the handle `a`."""
+    refuse_plain(a, "put")
     if mode != "raise":
         raise TypeError(f"np.put(mode={mode!r}) is not defined on DTensors; 'raise' is")
     flat = _np.ravel(a)

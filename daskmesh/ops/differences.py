@@ -9,6 +9,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from daskmesh.dtensor import DTensor, implements
+from daskmesh.ops.gathers import refuse_plain
 
 __all__: list[str] = []
 
@@ -55,6 +56,7 @@ def gradient(f: DTensor, *varargs: Any, axis: Any = None, edge_order: int = 1) -
     -----
     **Communication**: the rows at the borders of parts, and where the ends are joined to the inside.
     """
+    refuse_plain(f, "gradient")
     dims = tuple(range(f.ndim)) if axis is None else normalize_axis_tuple(axis, f.ndim, "axis")
     if edge_order not in (1, 2):
         raise ValueError("'edge_order' greater than 2 not supported")
@@ -96,6 +98,8 @@ def _gradient(f: DTensor, d: int, spacing: Any, order: int) -> DTensor:
 def _steps(spacing: Any, n: int, d: int) -> Any:
     if not np.ndim(spacing):
         return spacing
+    if isinstance(spacing, DTensor):
+        raise TypeError("np.gradient: the places of the elements are a DTensor, but must be known; pass np.asarray(places)")
     places = np.asarray(spacing)
     if places.ndim != 1 or len(places) != n:
         raise ValueError(f"np.gradient: places of shape {places.shape} for dim {d} of size {n}; give a number, or 1-d, one each")

@@ -28,7 +28,8 @@ from daskmesh.regather import Regather, Stretch, ascending, counts, cut, relativ
 from daskmesh.rules import rearranging
 
 __all__ = [
-    "as_operand", "dropped", "fillable", "laid_out", "placed", "rearranged", "recut", "regathered", "renumbered", "split_over",
+    "as_operand", "dropped", "fillable", "laid_out", "placed", "rearranged", "recut", "refuse_plain", "regathered", "renumbered",
+    "split_over",
 ]  # fmt: skip
 
 Array = Any
@@ -41,6 +42,15 @@ _EMBED_SIZE = 2**13  # elements of a plain operand that travel with the program,
 def as_operand(x: Any) -> Any:
     """A DTensor as it is, anything else as a NumPy array (arrays on a device stay there)."""
     return x if isinstance(x, DTensor) or (hasattr(x, "__array_function__") and hasattr(x, "dtype")) else np.asarray(x)
+
+
+def refuse_plain(x: Any, name: str) -> None:
+    """Raise TypeError where a function is to work on a plain array, and only another argument is a DTensor."""
+    if not isinstance(x, DTensor):
+        raise TypeError(
+            f"np.{name}: the array is a {type(x).__name__}, another argument is a DTensor; place the array as well, "
+            f"dm.shard_tensor(x, mesh, placements), or gather the other with np.asarray(x)"
+        )
 
 
 def split_over(n: int, axes: Sequence[int], mesh: ProcessMesh, unit: int = 1) -> tuple[int, ...]:

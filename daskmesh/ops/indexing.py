@@ -10,7 +10,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from daskmesh.algebra import Flow, carried
 from daskmesh.dtensor import DTensor, implements
-from daskmesh.ops.gathers import dropped, rearranged
+from daskmesh.ops.gathers import dropped, rearranged, refuse_plain
 from daskmesh.ops.keys import Key, mask_alone, parse, settled, sliced
 from daskmesh.ops.kinds import dtype_of, operand, record
 from daskmesh.ops.masks import masked
@@ -186,6 +186,9 @@ def delete(arr: DTensor, obj: Any, axis: int | None = None) -> DTensor:
 
     **Communication**: none.
     """
+    refuse_plain(arr, "delete")
+    if isinstance(obj, DTensor):
+        raise TypeError("np.delete(obj): which slices go decides the shape; gather the indices, np.asarray(obj)")
     x = _np.ravel(arr) if axis is None else arr
     d = normalize_axis_index(0 if axis is None else axis, x.ndim)
     kept = np.delete(np.arange(x.shape[d]), obj if isinstance(obj, slice) else np.asarray(obj))
@@ -198,6 +201,9 @@ def insert(arr: DTensor, obj: Any, values: Any, axis: int | None = None) -> DTen
 
     **Communication**: that of joining `arr` and `values` and of picking from it.
     """
+    refuse_plain(arr, "insert")
+    if isinstance(obj, DTensor):
+        raise TypeError("np.insert(obj): where slices come in must be known; gather the indices, np.asarray(obj)")
     x = _np.ravel(arr) if axis is None else arr
     d = normalize_axis_index(0 if axis is None else axis, x.ndim)
     n = x.shape[d]

@@ -14,7 +14,7 @@ from daskmesh.algebra import carried
 from daskmesh.dtensor import DTensor, implements
 from daskmesh.graph import Local
 from daskmesh.layout import Coord, Layout
-from daskmesh.ops.gathers import as_operand, laid_out, placed, recut, regathered, split_over
+from daskmesh.ops.gathers import as_operand, laid_out, placed, recut, refuse_plain, regathered, split_over
 from daskmesh.ops.kinds import operand, record
 from daskmesh.placement import Replicate, Shard
 from daskmesh.regather import Stretch
@@ -256,6 +256,7 @@ def tile(A: DTensor, reps: Any) -> DTensor:
 
     **Communication**: none along dims that are not cut; else what each rank lacks of its part of the result, once.
     """
+    refuse_plain(A, "tile")
     times = (int(reps),) if isinstance(reps, (int, np.integer)) else tuple(int(r) for r in reps)
     x = A if A.ndim >= len(times) else _np.reshape(A, (1,) * (len(times) - A.ndim) + A.shape)
     times = (1,) * (x.ndim - len(times)) + times

@@ -258,6 +258,8 @@ def _result_dtypes(ufunc: np.ufunc, kinds: tuple[Any, ...], dtype: Any, casting:
         raise TypeError(f"np.{ufunc.__name__} takes {ufunc.nin} operands, got {len(kinds)}; out= is not defined on DTensors")
     wanted: Any = (None,) * ufunc.nin + (dtype,) * ufunc.nout
     known = ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout), casting=casting, signature=wanted)
+    if any(d == np.object_ for d in known):
+        raise TypeError(f"{ufunc.__name__}: it gives or takes objects, and DTensors hold none; write a local_map")
     return tuple(known[ufunc.nin :])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
+from daskmesh.conversion import shard_tensor
 from daskmesh.dtensor import DTensor, implements
 from daskmesh.ops.kinds import aligned, record
 from daskmesh.rules import Signature, elementwise
@@ -112,6 +113,13 @@ def trim_zeros(filt: DTensor, trim: str = "fb", axis: Any = None) -> DTensor:
 # -- sets -------------------------------------------------------------------------------------------------------------
 
 
+def _both(a: Any, b: Any) -> tuple[DTensor, DTensor]:
+    """Two arrays of which at least one is a DTensor; a plain one as copies on the mesh of the other."""
+    mesh = (a if isinstance(a, DTensor) else b).process_mesh
+    placed = [x if isinstance(x, DTensor) else shard_tensor(x, mesh, ()) for x in (a, b)]
+    return placed[0], placed[1]
+
+
 @implements(np.union1d)
 def union1d(ar1: Any, ar2: Any) -> DTensor:
     """The distinct values of both."""
@@ -121,7 +129,9 @@ def union1d(ar1: Any, ar2: Any) -> DTensor:
 @implements(np.intersect1d)
 def intersect1d(ar1: Any, ar2: Any, assume_unique: bool = False, return_indices: bool = False) -> Any:
     """The distinct values that both have, and where each has them first."""
-    (a, place), (b, other) = (_distinct(x, assume_unique) for x in (ar1, ar2))
+    given = _both(ar1, ar2)
+    dtype = np.result_type(*(x.dtype for x in given))
+    (a, place), (b, other) = (_distinct(_np.astype(x, dtype), assume_unique) for x in given)
     mine, theirs = _np.isin(a, b), _np.isin(b, a)
     common = a[mine]
     if not return_indices:
@@ -131,7 +141,7 @@ def intersect1d(ar1: Any, ar2: Any, assume_unique: bool = False, return_indices:
 
 def _distinct(x: Any, already: bool) -> tuple[Any, Any]:
     """Distinct values in order, and their first places."""
-    x = _np.ravel(_given(x))
+    x = _np.ravel(x)
     if not already:
         return _np.unique(x, return_index=True)  # type: ignore[no-any-return]
     place = _np.argsort(x, stable=True)
@@ -141,8 +151,8 @@ def _distinct(x: Any, already: bool) -> tuple[Any, Any]:
 @implements(np.setdiff1d)
 def setdiff1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
     """The distinct values of the first that the second has not."""
-    a = _np.ravel(_given(ar1)) if assume_unique else _np.unique(_given(ar1))
-    b = _given(ar2) if assume_unique else _np.unique(_given(ar2))
+    a, b = _both(ar1, ar2)
+    a, b = (_np.ravel(a), b) if assume_unique else (_np.unique(a), _np.unique(b))
     return a[_np.isin(a, b, invert=True)]
 
 
