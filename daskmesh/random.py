@@ -18,7 +18,7 @@ from daskmesh.dtensor import DTensor
 from daskmesh.layout import Box
 from daskmesh.mesh import ProcessMesh
 from daskmesh.moves import reduced
-from daskmesh.streams import Stream, draw, places
+from daskmesh.streams import Stream, Vectors, draw, draw_vectors, places
 
 __all__ = ["Generator", "default_rng"]
 
@@ -145,6 +145,56 @@ class Generator:
         low, high = (0, low) if high is None else (low, high)
         return self._drawn("integers", (low, high), size, mesh, placements, {"dtype": np.dtype(dtype), "endpoint": endpoint})
 
+    # -- vectors, which are the last dim of the result -------------------------------------------------------------------
+
+    def multivariate_normal(
+        self, mean: Any, cov: Any, size: Any = None, check_valid: Any = "warn", tol: float = 1e-8, *, method: Any = "svd",
+        mesh: ProcessMesh, placements: Any = (),
+    ) -> DTensor:  # fmt: skip
+        """Vectors of the normal distribution with a mean and covariances."""
+        mean, cov = _plain_parameters("multivariate_normal", mean, cov)
+        # NumPy says what the parameters must be; the root is taken once, so that it is the same on every rank.
+        np.random.default_rng(0).multivariate_normal(mean, cov, None, check_valid, tol, method=method)
+        vectors = Vectors(_normal, ((mean, 1), (_root_of(cov, method), 2)), np.dtype(np.float64))
+        return self._vectors(vectors, _shape(() if size is None else size), len(mean), mesh, placements)
+
+    def dirichlet(self, alpha: Any, size: Any = None, *, mesh: ProcessMesh, placements: Any = ()) -> DTensor:
+        """Vectors of proportions, which sum to 1."""
+        (alpha,) = _plain_parameters("dirichlet", alpha)
+        np.random.default_rng(0).dirichlet(alpha)
+        vectors = Vectors(_dirichlet, ((alpha, 1),), np.dtype(np.float64))
+        return self._vectors(vectors, _shape(() if size is None else size), len(alpha), mesh, placements)
+
+    def multinomial(self, n: Any, pvals: Any, size: Any = None, *, mesh: ProcessMesh, placements: Any = ()) -> DTensor:
+        """How often each outcome comes in `n` trials."""
+        n, pvals = _plain_parameters("multinomial", n, pvals)
+        if not pvals.ndim:
+            raise ValueError("pvals must have at least 1 dimension and the last dimension of pvals must be greater than 0.")
+        free = np.broadcast_shapes(n.shape, pvals.shape[:-1])
+        shape = free if size is None else _shape(size)
+        if np.broadcast_shapes(free, shape) != shape:
+            raise ValueError(f"multinomial: n of shape {n.shape} and pvals of shape {pvals.shape} do not fit the size {shape}")
+        np.random.default_rng(0).multinomial(n, pvals)
+        vectors = Vectors(_multinomial, ((n, 0), (pvals, 1)), np.dtype(np.int64))
+        return self._vectors(vectors, shape, pvals.shape[-1], mesh, placements)
+
+    def multivariate_hypergeometric(
+        self, colors: Any, nsample: int, size: Any = None, method: Any = "marginals", *, mesh: ProcessMesh, placements: Any = ()
+    ) -> DTensor:
+        """How many of each color are among `nsample` drawn without putting back."""
+        (colors,) = _plain_parameters("multivariate_hypergeometric", colors)
+        np.random.default_rng(0).multivariate_hypergeometric(colors, nsample, method=method)
+        vectors = Vectors(partial(_hypergeometric, colors, nsample, method), (), np.dtype(np.int64))
+        return self._vectors(vectors, _shape(() if size is None else size), len(colors), mesh, placements)
+
+    def _vectors(self, vectors: Vectors, size: Shape, width: int, mesh: ProcessMesh, placements: Any) -> DTensor:
+        shape = (*size, width)
+        return from_callback(shape, vectors.dtype, mesh, placements, partial(draw_vectors, self._next(), vectors, shape))
+
+    def bytes(self, length: int) -> bytes:
+        """Random bytes, on the client: Python's own, which lie on no mesh."""
+        return self._next().generator().bytes(operator.index(length))
+
     # -- order and choice -----------------------------------------------------------------------------------------------
 
     def permutation(self, x: Any, axis: int = 0, *, mesh: ProcessMesh | None = None, placements: Any = ()) -> DTensor:
@@ -262,6 +312,39 @@ for _name, _defaults in {
 
 def _shape(size: Any) -> Shape:
     return (operator.index(size),) if isinstance(size, (int, np.integer)) else tuple(operator.index(n) for n in size)
+
+
+def _plain_parameters(method: str, *parameters: Any) -> tuple[Array, ...]:
+    if any(isinstance(p, DTensor) for p in parameters):
+        raise TypeError(f"{method}: a parameter is a DTensor; give numbers or NumPy arrays, np.asarray(x)")
+    return tuple(np.asarray(p) for p in parameters)
+
+
+def _root_of(cov: Array, method: str) -> Array:
+    """A matrix whose product with its transpose is `cov`, as NumPy takes it."""
+    if method == "cholesky":
+        return np.linalg.cholesky(cov)
+    if method == "eigh":
+        values, vectors = np.linalg.eigh(cov)
+    else:
+        vectors, values, _ = np.linalg.svd(cov)
+    return vectors * np.sqrt(abs(values))
+
+
+def _normal(rng: np.random.Generator, size: Shape, mean: Array, root: Array) -> Array:
+    return mean + rng.standard_normal((*size, len(mean))) @ root.T
+
+
+def _dirichlet(rng: np.random.Generator, size: Shape, alpha: Array) -> Array:
+    return rng.dirichlet(alpha, size)
+
+
+def _multinomial(rng: np.random.Generator, size: Shape, n: Array, pvals: Array) -> Array:
+    return rng.multinomial(n, pvals, size)
+
+
+def _hypergeometric(colors: Array, nsample: int, method: Any, rng: np.random.Generator, size: Shape) -> Array:
+    return rng.multivariate_hypergeometric(colors, nsample, size, method)
 
 
 def _weights(p: Any, n: int) -> Array:

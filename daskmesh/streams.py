@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from daskmesh.layout import Box
 
-__all__ = ["Stream", "draw", "places", "tile_shape"]
+__all__ = ["Stream", "Vectors", "draw", "draw_vectors", "places", "tile_shape"]
 
 Array = Any
 Shape = tuple[int, ...]
@@ -46,8 +46,10 @@ class Stream(NamedTuple):
 
 
 @lru_cache(1024)
-def tile_shape(shape: Shape) -> Shape:
-    """Sizes of the tiles of an array: powers of two, as equal as they can be, at most `TILE_SIZE` elements.
+def tile_shape(shape: Shape, width: int = 1) -> Shape:
+    """Sizes of the tiles of an array of elements that are `width` numbers each.
+
+    They are powers of two, as equal as they can be, and a tile has at most `TILE_SIZE` numbers.
 
     Examples
     --------
@@ -58,33 +60,67 @@ def tile_shape(shape: Shape) -> Shape:
     sizes = [1] * len(shape)
     while True:
         short = [d for d, n in enumerate(shape) if sizes[d] < n]
-        if not short or 2 * math.prod(sizes) > TILE_SIZE:
+        if not short or 2 * math.prod(sizes) * max(width, 1) > TILE_SIZE:
             return tuple(sizes)
         sizes[min(short, key=lambda d: (sizes[d], -d))] *= 2
 
 
-def draw(
-    stream: Stream, method: str, shape: Shape, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: Any, box: Box
-) -> Array:
-    """The numbers in a box of an array of `shape`."""
-    tile = tile_shape(shape)
+def _tiles_in(shape: Shape, tile: Shape, box: Box) -> Iterator[tuple[int, Box, Box, Box]]:
+    """The tiles that a box meets: (number, place in the whole, what is kept of the tile, its place in the box)."""
+    if any(b.stop <= b.start for b in box):
+        return
     grid = tuple(-(-n // t) for n, t in zip(shape, tile, strict=True))
-    out = np.empty(tuple(b.stop - b.start for b in box), dtype)
-    if not out.size:
-        return out
     met = (range(b.start // t, -(-b.stop // t)) for b, t in zip(box, tile, strict=True))
     for at in itertools.product(*met):
         number = 0
         for i, n in zip(at, grid, strict=True):
             number = number * n + i
         whole = tuple(slice(i * t, min((i + 1) * t, n)) for i, t, n in zip(at, tile, shape, strict=True))
-        given = [np.broadcast_to(a, shape)[whole] if np.ndim(a) else a for a in args]
-        size = tuple(s.stop - s.start for s in whole)
-        drawn = getattr(stream.generator(number), method)(*given, size=size, **kwargs)
         both = [slice(max(s.start, b.start), min(s.stop, b.stop)) for s, b in zip(whole, box, strict=True)]
         src = tuple(slice(c.start - s.start, c.stop - s.start) for c, s in zip(both, whole, strict=True))
         dst = tuple(slice(c.start - b.start, c.stop - b.start) for c, b in zip(both, box, strict=True))
-        out[dst] = drawn[src]
+        yield number, whole, src, dst
+
+
+def draw(
+    stream: Stream, method: str, shape: Shape, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: Any, box: Box
+) -> Array:
+    """The numbers in a box of an array of `shape`."""
+    out = np.empty(tuple(b.stop - b.start for b in box), dtype)
+    for number, whole, src, dst in _tiles_in(shape, tile_shape(shape), box):
+        given = [np.broadcast_to(a, shape)[whole] if np.ndim(a) else a for a in args]
+        size = tuple(s.stop - s.start for s in whole)
+        out[dst] = getattr(stream.generator(number), method)(*given, size=size, **kwargs)[src]
+    return out
+
+
+class Vectors(NamedTuple):
+    """How vectors are drawn.
+
+    Attributes
+    ----------
+    sample : callable
+        ``sample(generator, size, *args)``: vectors, of shape ``(*size, width)``.
+    args : tuple of (array, int)
+        Parameters, and how many of their last dims belong to one vector; the others broadcast to the size.
+    """
+
+    sample: Callable[..., Array]
+    args: tuple[tuple[Array, int], ...]
+    dtype: Any
+
+
+def draw_vectors(stream: Stream, vectors: Vectors, shape: Shape, box: Box) -> Array:
+    """What a box of an array of vectors, which are its last dim, has of them; tiles are of whole vectors."""
+    *sizes, width = shape
+    size, line = tuple(sizes), box[-1]
+    out = np.empty(tuple(b.stop - b.start for b in box), vectors.dtype)
+    if line.stop <= line.start:
+        return out
+    for number, whole, src, dst in _tiles_in(size, tile_shape(size, width), box[:-1]):
+        given = [np.broadcast_to(a, size + a.shape[a.ndim - n :])[whole] if a.ndim > n else a for a, n in vectors.args]
+        extent = tuple(s.stop - s.start for s in whole)
+        out[dst] = vectors.sample(stream.generator(number), extent, *given)[(*src, line)]
     return out
 
 

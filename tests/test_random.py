@@ -41,6 +41,15 @@ METHODS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+# Method -> its arguments, and the mean of what it draws.
+VECTORS: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "multivariate_normal": (([1.0, -2.0, 0.5], [[2.0, 0.6, 0], [0.6, 1.0, 0.2], [0, 0.2, 0.5]]), [1, -2, 0.5]),
+    "dirichlet": (([1.0, 2.0, 5.0],), [0.125, 0.25, 0.625]),
+    "multinomial": ((20, [0.2, 0.5, 0.3]), [4, 10, 6]),
+    "multivariate_hypergeometric": (([5, 10, 5], 8), [2, 4, 2]),
+}
+
+
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tiles of eight elements, so that small arrays have many."""
@@ -71,6 +80,54 @@ def test_numbers_do_not_depend_on_the_mesh(name: str) -> None:
     assert (value.shape, value.dtype) == (theirs.shape, theirs.dtype)
     if theirs.dtype.kind == "f":
         assert len(np.unique(value)) == value.size  # no tile is drawn twice
+
+
+@pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.usefixtures("small_tiles")
+def test_vectors_do_not_depend_on_the_mesh(name: str) -> None:
+    args, mean = VECTORS[name]
+    value = everywhere(lambda rng, mesh, p: getattr(rng, name)(*args, size=400, mesh=mesh, placements=p))
+    theirs = getattr(np.random.default_rng(0), name)(*args, size=400)
+    assert (value.shape, value.dtype) == (theirs.shape, theirs.dtype)
+    np.testing.assert_allclose(value.mean(0), mean, atol=5 * theirs.std(0).max() / 20)
+    np.testing.assert_allclose(np.cov(value.T), np.cov(theirs.T), atol=0.35 * theirs.var(0).max())
+    one = getattr(default_rng(7), name)(*args, mesh=LINE)
+    assert one.shape == (3,)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_vectors_of_parameters_that_are_arrays() -> None:
+    trials, chances = np.array([1, 100, 10000]), np.array([[0.5, 0.5], [0.1, 0.9], [1, 0]])
+    value = everywhere(lambda rng, mesh, p: rng.multinomial(trials, chances, (4, 3), mesh=mesh, placements=p))
+    assert np.all(value.sum(-1) == trials)
+    assert np.all(value[:, 2, 1] == 0)
+    assert default_rng(0).multinomial(trials, [0.5, 0.5], mesh=LINE).shape == (3, 2)
+    for method in ("svd", "eigh", "cholesky"):
+        drawn = default_rng(1).multivariate_normal([0, 5], [[1, 0.9], [0.9, 1]], 2000, method=method, mesh=LINE, placements=[S0])
+        np.testing.assert_allclose(np.corrcoef(drawn.compute().T)[0, 1], 0.9, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda rng: rng.multivariate_normal([0, 0], [[1, 2], [2, 1]], check_valid="raise", mesh=LINE), ValueError),
+        (lambda rng: rng.dirichlet([1, -1], mesh=LINE), ValueError),
+        (lambda rng: rng.multinomial(3, [0.9, 0.9, 0.1], mesh=LINE), ValueError),
+        (lambda rng: rng.multinomial([1, 2], [0.5, 0.5], 3, mesh=LINE), ValueError),
+        (lambda rng: rng.multivariate_hypergeometric([1, 1], 5, mesh=LINE), ValueError),
+        (lambda rng: rng.dirichlet(dm.ones(3, mesh=LINE), mesh=LINE), TypeError),
+    ],
+    ids=["covariances", "alpha", "chances", "size", "colors", "dtensor"],
+)
+def test_vectors_of_wrong_parameters(call: Any, error: Any) -> None:
+    with pytest.raises(error):
+        call(default_rng(0))
+
+
+def test_every_method_of_numpys_generator_is_there() -> None:
+    theirs = {name for name in dir(np.random.Generator) if not name.startswith("_")} - {"bit_generator"}
+    assert not theirs - set(dir(Generator))
+    assert default_rng(3).bytes(5) == default_rng(3).bytes(5) != default_rng(4).bytes(5)
 
 
 @pytest.mark.usefixtures("small_tiles")
