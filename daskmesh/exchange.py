@@ -53,7 +53,7 @@ class Exchange(Node):
     def __init__(self, source: Node, stage: Stage, reason: Words = "") -> None:
         super().__init__(stage.target, source.world)
         self.source = source.as_boundary()
-        self.stage = stage
+        self.stage = stage if stage.made is None else replace(stage, made=None)  # others may read what this plan does not
         self.why = reason
 
     @property
@@ -82,7 +82,7 @@ class Exchange(Node):
 
     def _lower(self) -> Layer:
         # As a task carries it: without what was worked out for the plan.
-        source, stage = self.source, replace(self.stage, made=None)
+        source, stage = self.source, replace(self.stage)
         name = "reshard-" + tokenize(source.name, stage)
         tickets, tasks = expose_layer(source)
         reach = max((stage.reach(c) - (stage.own(c) is not None) for c in stage.target.coords()), default=0)

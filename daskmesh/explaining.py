@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from dask._task_spec import convert_legacy_graph, cull
 from dask.highlevelgraph import MaterializedLayer
 
 from daskmesh.exchange import assemble
@@ -97,23 +98,45 @@ def _followed(nodes: Sequence[Node], wanted: Mask) -> list[tuple[Node, Mask]]:
             known = masks.get(id(p))
             if known is not needed:
                 masks[id(p)] = needed if known is None else known | needed
-    return _once(found[::-1])
+    return _once(nodes, found[::-1])
 
 
-def _once(found: list[tuple[Node, Mask]]) -> list[tuple[Node, Mask]]:
+def _once(nodes: Sequence[Node], found: list[tuple[Node, Mask]]) -> list[tuple[Node, Mask]]:
     """Nodes of one name, which are carried out once, as one.
 
     To have a name a node is lowered, which costs more than its plan, so only those are that may share theirs.
     """
     if len(found) < 2:
         return found
-    alike = Counter(n.stages for n, _ in found)
+    ways = _ways(nodes)
+    alike = Counter(ways[id(n)] for n, _ in found)
     merged: dict[Any, tuple[Node, Mask]] = {}
     for n, made in found:
-        key: Any = n.name if alike[n.stages] > 1 else id(n)
+        key: Any = n.name if alike[ways[id(n)]] > 1 else id(n)
         first, known = merged.get(key, (n, made))
         merged[key] = first, known | made
     return list(merged.values())
+
+
+def _ways(nodes: Sequence[Node]) -> dict[int, frozenset[int]]:
+    """Per node, numbers of the stages that lead to it and of the ways to these: where they differ, names do.
+
+    Behind a source of which more is known than tasks that make its blocks there may be stages that are not seen, say those of an
+    array that was persisted and keeps its name; then just the last stages count.
+    """
+    seen = not any(isinstance(n, Source) and _is_given(n) for n in nodes)
+    numbers: dict[Any, int] = {}
+    ways: dict[int, frozenset[int]] = {}
+    for n in nodes:
+        way = frozenset[int]().union(*(ways[id(p)] for p in n.parents())) if seen else frozenset()
+        ways[id(n)] = frozenset([numbers.setdefault((n.stages, way), len(numbers))]) if n.stages else way
+    return ways
+
+
+def _is_given(source: Source) -> bool:
+    """Whether a source may stand for something that has been recorded as nodes, too."""
+    tasks = source.layer.tasks
+    return not tasks or len(source.graph.layers) > 1 or not all(isinstance(task, RankTask) for task in tasks.values())
 
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
@@ -143,14 +166,18 @@ def _loads(task: Any) -> tuple[Iterable[Stage], Coord] | None:
 
 
 def _in_tasks(node: Node, coords: Sequence[Coord]) -> list[Stage]:
-    """The stages of which the graph of a node holds tasks, after Dask has left out those that nobody asks for."""
-    graph = graph_of(node).cull(set(block_keys(node, coords)))
+    """The stages of which the graph of a node holds tasks that are needed for its blocks at some coordinates.
+
+    Task by task, as schedulers do: culling by layers may keep more.
+    """
+    graph = graph_of(node)
+    tasks = convert_legacy_graph(graph)
+    needed = cull(tasks, block_keys(node, coords))
     found: dict[tuple[Any, int], tuple[Stage, Mask]] = {}
-    for name in reversed(list(graph.layers)):
-        for key, task in graph.layers[name].items():
-            stages, coord = _loads(task) or ((), ())
-            for i, stage in enumerate(stages):
-                layer_name = key[0] if isinstance(key, tuple) else key
-                made = found.setdefault((layer_name, i), (stage, np.zeros(stage.target.mesh.size, bool)))[1]
-                made[np.ravel_multi_index(coord, stage.target.mesh.shape)] = True
+    for key in (k for k in reversed(list(tasks)) if k in needed):
+        stages, coord = _loads(needed[key]) or ((), ())
+        for i, stage in enumerate(stages):
+            name = key[0] if isinstance(key, tuple) else key
+            made = found.setdefault((name, i), (stage, np.zeros(stage.target.mesh.size, bool)))[1]
+            made[np.ravel_multi_index(coord, stage.target.mesh.shape)] = True
     return [stage.making(made) for stage, made in found.values()]
