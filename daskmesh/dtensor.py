@@ -34,13 +34,15 @@ from daskmesh.placement import Placement
 from daskmesh.plan import Plan
 from daskmesh.protocol import overriding
 
-__all__ = ["FUNCTIONS", "UFUNC_METHODS", "DTensor", "implements"]
+__all__ = ["FUNCTIONS", "UFUNC_METHODS", "WAYS_OUT", "DTensor", "implements"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 # NumPy function -> its meaning on DTensors; ufunc method ("__call__", "reduce", ...) -> (ufunc, *inputs, **kwargs) -> DTensor.
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 UFUNC_METHODS: dict[str, Callable[..., Any]] = {}
+# NumPy function that has no meaning on DTensors -> what to do instead.
+WAYS_OUT: dict[Callable[..., Any], str] = {}
 
 
 def implements(*functions: Callable[..., Any]) -> Callable[[_F], _F]:
@@ -350,7 +352,7 @@ class DTensor(ArrayMethods, StandardArray, ChunkedArray, NDArrayOperatorsMixin, 
             return NotImplemented
         if func not in FUNCTIONS:
             name = f"{getattr(func, '__module__', 'numpy')}.{func.__name__} is not defined on DTensors"
-            raise TypeError(f"{name}; gather with np.asarray(x) first, or write a local_map")
+            raise TypeError(f"{name}; {WAYS_OUT.get(func, 'gather with np.asarray(x) first, or write a local_map')}")
         return FUNCTIONS[func](*args, **kwargs)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> DTensor:

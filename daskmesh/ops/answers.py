@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from daskmesh.dtensor import DTensor, implements
+from daskmesh.dtensor import WAYS_OUT, DTensor, implements
 from daskmesh.ops.gathers import refuse_plain
 
 __all__: list[str] = []
@@ -93,7 +92,7 @@ def place(arr: DTensor, mask: Any, vals: Any) -> None:
 
 _COEFFICIENTS = "coefficients are few and belong on the client, np.asarray(p); np.polyval(p, x) takes a DTensor x"
 _FILES = "daskmesh.save(x, path) writes each rank's part; or gather with np.asarray(x) first"
-_REFUSED: dict[Callable[..., Any], str] = {
+WAYS_OUT.update({
     **dict.fromkeys(
         (np.poly, np.polyadd, np.polyder, np.polydiv, np.polyint, np.polymul, np.polysub, np.roots), _COEFFICIENTS
     ),
@@ -101,16 +100,4 @@ _REFUSED: dict[Callable[..., Any], str] = {
     "np.asarray(V.T @ y), which are small",
     **dict.fromkeys((np.save, np.savetxt, np.savez, np.savez_compressed), _FILES),
     np.real_if_close: "its dtype depends on the values; write np.real(x)",
-    np.datetime_as_string: "gather with np.asarray(x) first, or write a local_map",
-}  # fmt: skip
-
-
-def _refusing(func: Callable[..., Any], way_out: str) -> Callable[..., NoReturn]:
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(f"np.{func.__name__} is not defined on DTensors: {way_out}")
-
-    return refuse
-
-
-for _func, _way_out in _REFUSED.items():
-    implements(_func)(_refusing(_func, _way_out))
+})  # fmt: skip
