@@ -8,7 +8,6 @@ floor of what sleeps while it waits: two processes that write 64 bytes to each o
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import multiprocessing
 import socket
@@ -19,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from bench_regions import mpi_line, two_workers
+from bench_regions import installed, peer_line, two_workers
 
 import daskmesh as dm
 from daskmesh import collectives
@@ -90,8 +89,8 @@ def main(rounds: int = 7, calls: int = 1000, mib: float = 64, without: Sequence[
         ours: Seconds = json.loads(reports[0].compute())
     floor = bare_socket(rounds, calls)
     theirs: Seconds = {}
-    if importlib.util.find_spec("mpi4py") and "mpi4py" not in without:
-        line, environ = mpi_line("collectives", json.dumps({"calls": calls, "mib": mib}), str(rounds))
+    if "mpi4py" not in without and installed("mpi4py"):
+        line, environ = peer_line("mpi4py", "collectives", json.dumps({"calls": calls, "mib": mib}), str(rounds))
         done = subprocess.run(line, env=environ, check=True, stdout=subprocess.PIPE, text=True)
         theirs = json.loads(done.stdout)
     print(f"a call on two ranks, median (least) of {rounds} rounds; large is {mib:g} MiB on each rank")

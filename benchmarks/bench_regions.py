@@ -1,6 +1,6 @@
-"""Programs whose whole loop is one region, beside plain dask.array and, where it is installed, mpi4py.
+"""Programs whose whole loop is one region, beside plain dask.array and, where they are installed, mpi4py, PyTorch and JAX.
 
-Run with ``python benchmarks/bench_regions.py [--rounds 3] [--only jacobi cg] [--without mpi4py]``. Two worker processes with
+Run with ``python benchmarks/bench_regions.py [--rounds 3] [--only jacobi cg] [--without torch jax]``. Two worker processes with
 one thread each, daskmesh's setting of the allocator for all of them; peers take turns in each round, so that whatever else
 the machine does falls on all alike. Per program it prints the median and the least time of each peer, and the ratios. Long
 loops of dask.array run a tenth of the turns, and their time is multiplied by ten. All answers are compared.
@@ -38,10 +38,11 @@ Run = Callable[[], tuple[float, Any]]  # gives seconds and the answer
 TOY = {
     "sizes": {"grid": 16, "sweeps": 10, "points": 64, "fft": 8, "tall": 128, "means": 2, "descents": 10},
     "rounds": 1,
-    "without": ("mpi4py",),
+    "without": ("mpi4py", "torch", "jax"),
 }
 FEWER = {"jacobi": 10, "cg": 10, "logreg": 10}  # times fewer turns for dask.array, whose time is multiplied
 HERE = Path(__file__).parent
+PEERS = {"mpi4py": "peers_mpi.py", "torch": "peers_torch.py", "jax": "peers_jax.py"}
 
 
 @contextmanager
@@ -126,17 +127,18 @@ def dask_run(name: str, sizes: dict[str, int], client: Client) -> Run:
     return run
 
 
-def mpi_line(*arguments: str) -> tuple[list[str], dict[str, str]]:
-    """The command that runs `peers_mpi.py` in two processes, and its environment: threads and allocator as the workers have."""
+def peer_line(peer: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The command that runs a peer in processes of its own, and its environment: threads and allocator as the workers have."""
     launcher = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     environ = {**os.environ, **threads, **{key: str(value) for key, value in MALLOC.items()}}
-    return [launcher, "-n", "2", sys.executable, str(HERE / "peers_mpi.py"), *arguments], environ
+    program = [sys.executable, str(HERE / PEERS[peer]), *arguments]
+    return [launcher, "-n", "2", *program] if peer == "mpi4py" else program, environ
 
 
-def mpi_run(name: str, sizes: dict[str, int]) -> Run:
-    """A program in mpi4py, in two processes of its own."""
-    line, environ = mpi_line(name, json.dumps(sizes), "1")
+def peer_run(peer: str, name: str, sizes: dict[str, int]) -> Run:
+    """A program of a peer, in processes of its own."""
+    line, environ = peer_line(peer, name, json.dumps(sizes), "1")
 
     def run() -> tuple[float, Any]:
         done = subprocess.run(line, env=environ, check=True, stdout=subprocess.PIPE, text=True)
@@ -169,17 +171,24 @@ def same(name: str, answers: dict[str, Any]) -> None:
             raise RuntimeError(f"{name}: daskmesh and {peer} differ: {both} and {theirs}")
 
 
+def installed(peer: str) -> bool:
+    """Whether a peer can be measured; a line says so if not."""
+    found = importlib.util.find_spec(peer) is not None
+    if not found:
+        print(f"{peer} is not installed, and left out")
+    return found
+
+
 def main(
     sizes: dict[str, int] = SIZES, rounds: int = 3, only: Sequence[str] = NAMES, without: Sequence[str] = ()
 ) -> dict[str, float]:
     """Print the times of all peers; the ratios of medians to daskmesh's, by program and peer."""
     ratios = {}
+    others = [peer for peer in PEERS if peer not in without and installed(peer)]
     with two_workers() as client:
         for name in only:
             runs = {"daskmesh": mesh_run(name, sizes), "dask.array": dask_run(name, sizes, client)}
-            if importlib.util.find_spec("mpi4py"):
-                runs["mpi4py"] = mpi_run(name, sizes)
-            runs = {peer: run for peer, run in runs.items() if peer not in without}
+            runs |= {peer: peer_run(peer, name, sizes) for peer in others}
             seconds: dict[str, list[float]] = {peer: [] for peer in runs}
             for turn in range(rounds + 1):
                 answers = {}
