@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from daskmesh.names import named, restored
 from daskmesh.recycling import empty
 
 __all__ = ["ELEMENTWISE", "Slot", "Step", "run_steps"]
@@ -47,8 +48,21 @@ class Step:
     drop: tuple[int, ...] = ()
 
     def __dask_tokenize__(self) -> Any:
-        args = tuple(("slot", a.index) if isinstance(a, Slot) else a for a in self.args)
-        return (self.func, args, self.kwargs, self.located)
+        args = tuple(("slot", a.index) if isinstance(a, Slot) else named(a) for a in self.args)
+        return (named(self.func), args, _named(self.kwargs), self.located)
+
+    def __reduce__(self) -> Any:
+        return _step, (named(self.func), tuple(map(named, self.args)), _named(self.kwargs), self.located, self.drop)
+
+
+def _named(kwargs: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    return kwargs and {k: named(v) for k, v in kwargs.items()}
+
+
+def _step(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, located: bool, drop: tuple[int, ...]) -> Step:
+    if kwargs:
+        kwargs = {k: restored(v) for k, v in kwargs.items()}
+    return Step(restored(func), tuple(map(restored, args)), kwargs, located, drop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ MAX_FUNCTION_LINES = 60
 
 # From the ground up. Modules of one row may not import each other; a floor with an order of its own takes several rows.
 FLOORS: list[tuple[int, str]] = [
-    (0, "placement pen protocol asking"),
+    (0, "placement pen protocol asking names"),
     (0, "mesh"),
     (1, "placing"),
     (1, "layout"),

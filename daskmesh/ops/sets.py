@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
 
 from daskmesh.dtensor import DTensor, implements
 from daskmesh.eager import run_at_once
@@ -102,6 +103,8 @@ def _stands(coord: Coord, local: Array, table: Array, layout: Layout) -> Array:
     odd = local != local
     if not odd.any():
         return at
+    if local.dtype.names:
+        raise ValueError("np.unique(axis=..., return_inverse=True): a slice holds nan, so that it equals none; replace it first")
     # Each nan counts as a value of its own, known by its place; where there is but one, it is found by that as well.
     grids = np.ix_(*(np.arange(s.start, s.stop) for s in layout.box(coord)))
     places = np.ravel_multi_index(np.broadcast_arrays(*grids), layout.shape)
@@ -121,17 +124,50 @@ def unique(
 
     **Communication**: runs at once; the distinct values of each part are loaded by every rank.
     """
-    if axis is not None:
-        raise TypeError("np.unique(axis=...) is not defined on DTensors; gather with np.asarray(x) to use NumPy's")
-    table = _distinct(ar, equal_nan)
-    found = [_column(table, "value")]
+    x = ar if axis is None else _slices_as_elements(ar, axis)
+    table = _distinct(x, equal_nan and axis is None)
+    values = _column(table, "value")
+    found = [values if axis is None else _elements_as_slices(values, ar, axis)]
     if return_index:
         found.append(_column(table, "place"))
     if return_inverse:
-        found.append(_inverse(ar, table))
+        found.append(_inverse(x, table))
     if return_counts:
         found.append(_column(table, "count"))
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def _slices_as_elements(x: DTensor, axis: int) -> DTensor:
+    """The slices along a dim as elements of one dim, which compare as their numbers do, the first ones first.
+
+    **Communication**: what cuts the array along that dim and no other.
+    """
+    d = normalize_axis_index(axis, x.ndim)
+    if not x.size:
+        raise ValueError(f"np.unique(axis={axis}): the array of shape {x.shape} has no elements to compare")
+    front: Any = x
+    rows: Any = np.reshape(np.moveaxis(front, d, 0), (x.shape[d], -1)).reshard([Shard(0)] * x.process_mesh.ndim)
+    n, k = rows.shape
+    dtype = np.dtype([(f"f{i}", x.dtype) for i in range(k)])
+    layout = Layout(rows.process_mesh, rows.placements, (n,), dtype, rows.layout.chunks[:1])
+    return DTensor(Local(layout, rows._node.world, _joined, (rows._node,), {"dtype": dtype}))
+
+
+def _joined(rows: Array, dtype: Any) -> Array:
+    return np.ascontiguousarray(rows).view(dtype).reshape(len(rows))
+
+
+def _elements_as_slices(values: DTensor, like: DTensor, axis: int) -> DTensor:
+    d = normalize_axis_index(axis, like.ndim)
+    rest = like.shape[:d] + like.shape[d + 1 :]
+    layout, k = values.layout, len(values.dtype.names or ())
+    target = Layout(layout.mesh, layout.placements, (*layout.shape, k), like.dtype, (*layout.chunks, (k,)))
+    rows: Any = DTensor(Local(target, values._node.world, _apart, (values._node,), {"dtype": like.dtype, "k": k}))
+    return np.moveaxis(np.reshape(rows, (values.shape[0], *rest)), 0, d)  # type: ignore[no-any-return]
+
+
+def _apart(values: Array, dtype: Any, k: int) -> Array:
+    return np.ascontiguousarray(values).view(dtype).reshape(len(values), k)
 
 
 @implements(np.unique_all)
