@@ -26,6 +26,7 @@ from daskmesh.rules import Signature
 __all__: list[str] = []
 
 Array = Any
+_np: Any = np  # typed for arrays of its own, not for those that speak its protocols
 
 
 class UniqueAll(NamedTuple):
@@ -145,8 +146,7 @@ def _slices_as_elements(x: DTensor, axis: int) -> DTensor:
     d = normalize_axis_index(axis, x.ndim)
     if not x.size:
         raise ValueError(f"np.unique(axis={axis}): the array of shape {x.shape} has no elements to compare")
-    front: Any = x
-    rows: Any = np.reshape(np.moveaxis(front, d, 0), (x.shape[d], -1)).reshard([Shard(0)] * x.process_mesh.ndim)
+    rows = _np.reshape(_np.moveaxis(x, d, 0), (x.shape[d], -1)).reshard([Shard(0)] * x.process_mesh.ndim)
     n, k = rows.shape
     dtype = np.dtype([(f"f{i}", x.dtype) for i in range(k)])
     layout = Layout(rows.process_mesh, rows.placements, (n,), dtype, rows.layout.chunks[:1])
@@ -162,8 +162,8 @@ def _elements_as_slices(values: DTensor, like: DTensor, axis: int) -> DTensor:
     rest = like.shape[:d] + like.shape[d + 1 :]
     layout, k = values.layout, len(values.dtype.names or ())
     target = Layout(layout.mesh, layout.placements, (*layout.shape, k), like.dtype, (*layout.chunks, (k,)))
-    rows: Any = DTensor(Local(target, values._node.world, _apart, (values._node,), {"dtype": like.dtype, "k": k}))
-    return np.moveaxis(np.reshape(rows, (values.shape[0], *rest)), 0, d)  # type: ignore[no-any-return]
+    rows = DTensor(Local(target, values._node.world, _apart, (values._node,), {"dtype": like.dtype, "k": k}))
+    return _np.moveaxis(_np.reshape(rows, (values.shape[0], *rest)), 0, d)  # type: ignore[no-any-return]
 
 
 def _apart(values: Array, dtype: Any, k: int) -> Array:
