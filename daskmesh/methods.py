@@ -22,6 +22,19 @@ class ArrayMethods:
         rows: Any = self
         return (rows[i] for i in range(len(rows)))
 
+    def __contains__(self, value: Any) -> bool:
+        return bool(_np.any(self == value))
+
+    def __round__(self: Any, ndigits: int | None = None) -> Any:
+        if ndigits is None:
+            return round(self.item())
+        return _np.round(self, ndigits)
+
+    @property
+    def itemsize(self: Any) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize  # type: ignore[no-any-return]
+
     def view(self, type: Any = np.ndarray) -> Self:
         """The array itself: there are no views. autograd asks its results for one of the plain type."""
         if type is not np.ndarray:
@@ -195,6 +208,36 @@ class ArrayMethods:
         """``np.argsort``."""
         return _np.argsort(self, axis, kind, order, stable=stable)  # type: ignore[no-any-return]
 
+    def argpartition(self, kth: Any, axis: Any = -1, kind: str = "introselect", order: Any = None) -> Self:
+        """``np.argpartition``."""
+        return _np.argpartition(self, kth, axis, kind, order)  # type: ignore[no-any-return]
+
+    def compress(self, condition: Any, axis: Any = None, out: None = None) -> Self:
+        """``np.compress``."""
+        return _np.compress(condition, self, axis, out)  # type: ignore[no-any-return]
+
+    def choose(self, choices: Any, out: None = None, mode: str = "raise") -> Self:
+        """``np.choose``."""
+        return _np.choose(self, choices, out, mode)  # type: ignore[no-any-return]
+
     def searchsorted(self, v: Any, side: str = "left", sorter: Any = None) -> Self:
         """``np.searchsorted``."""
         return _np.searchsorted(self, v, side, sorter)  # type: ignore[no-any-return]
+
+    # -- other contents behind the same handle ------------------------------------------------------------------------
+
+    def sort(self: Any, axis: int = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> None:
+        """Put ``np.sort(self, axis)`` behind the handle."""
+        self[...] = _np.sort(self, axis, kind, order, stable=stable)
+
+    def partition(self: Any, kth: Any, axis: int = -1, kind: str = "introselect", order: Any = None) -> None:
+        """Put ``np.partition(self, kth, axis)`` behind the handle."""
+        self[...] = _np.partition(self, kth, axis, kind, order)
+
+    def fill(self: Any, value: Any) -> None:
+        """Put one value everywhere behind the handle."""
+        self[...] = value
+
+    def put(self, indices: Any, values: Any, mode: str = "raise") -> None:
+        """``np.put``."""
+        _np.put(self, indices, values, mode)

@@ -165,3 +165,31 @@ def refused(error: type[Exception], function: Callable[..., Any], operands: Sequ
     except error:
         return
     raise AssertionError(f"NumPy raises {error.__name__}, this gave {result!r}")
+
+
+def placed(values: np.ndarray, mesh: ProcessMesh, placements: Sequence[Placement], chunks: Any = None) -> Case:
+    """A value in a layout, with parts of any sizes."""
+    layout = make_layout(mesh, placements, values.shape, values.dtype, chunks)
+    x = dm.shard_tensor(values, mesh, placements)
+    return Case(x.rechunk(type(x.chunks)(layout.chunks)), values)
+
+
+def _uneven(n: int) -> tuple[int, int, int]:
+    return n - n // 3, 0, n // 3
+
+
+def lines(values: np.ndarray) -> list[Case]:
+    """A 1-d array: even, uneven with an empty part, twice cut, as terms."""
+    two, three, square, _ = MESHES
+    s0 = Shard(0)
+    cases = [placed(values, two, [s0]), placed(values, three, [s0], [_uneven(len(values))]), placed(values, square, [s0, s0])]
+    return cases if values.dtype.kind not in "iufc" else [*cases, placed(values, square, [Partial(), s0])]
+
+
+def tables(values: np.ndarray) -> list[Case]:
+    """An array of two or more dims: cut along the second, uneven with an empty part, along both, as terms."""
+    two, three, square, _ = MESHES
+    s0, s1 = Shard(0), Shard(1)
+    uneven = [_uneven(len(values)), *((k,) for k in values.shape[1:])]
+    cases = [placed(values, two, [s1]), placed(values, three, [s0], uneven), placed(values, square, [s0, s1])]
+    return cases if values.dtype.kind not in "iufc" else [*cases, placed(values, square, [Partial(), s1])]

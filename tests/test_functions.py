@@ -10,11 +10,10 @@ import numpy as np
 import ops_oracle as oracle
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
-from ops_oracle import Case
+from ops_oracle import lines, placed, tables
 
 import daskmesh as dm
-from daskmesh.layout import make_layout
-from daskmesh.placement import Partial, Placement, Replicate, Shard
+from daskmesh.placement import Partial, Replicate, Shard
 from daskmesh.testing import assert_layout
 
 pytestmark = pytest.mark.cluster
@@ -29,28 +28,6 @@ def _in_this_thread(threads: Any) -> Iterator[None]:
     dm.init_parallel_env()
     with dask.config.set(scheduler="synchronous"):
         yield
-
-
-def placed(values: np.ndarray, mesh: Any, placements: list[Placement], chunks: Any = None) -> Case:
-    layout = make_layout(mesh, placements, values.shape, values.dtype, chunks)
-    x = dm.shard_tensor(values, mesh, placements)
-    return Case(x.rechunk(type(x.chunks)(layout.chunks)), values)
-
-
-def lines(values: np.ndarray) -> list[Case]:
-    """A 1-d array: even, uneven with an empty part, twice cut, as terms."""
-    n = len(values)
-    uneven = [(n - n // 3, 0, n // 3)]
-    terms = [placed(values, SQUARE, [P, S0])] if values.dtype.kind in "iufc" else []
-    return [placed(values, TWO, [S0]), placed(values, THREE, [S0], uneven), placed(values, SQUARE, [S0, S0]), *terms]
-
-
-def tables(values: np.ndarray) -> list[Case]:
-    """An array of two or more dims."""
-    n = values.shape[0]
-    uneven = [(n - n // 3, 0, n // 3), *((k,) for k in values.shape[1:])]
-    terms = [placed(values, SQUARE, [P, S1])] if values.dtype.kind in "iufc" else []
-    return [placed(values, TWO, [S1]), placed(values, THREE, [S0], uneven), placed(values, SQUARE, [S0, S1]), *terms]
 
 
 LINE = np.array([3, 1, 4, 1, 5, 9, 2, 6])
@@ -350,77 +327,3 @@ OF_LINES: dict[str, Call] = {
 def test_of_one_dim(name: str) -> None:
     for case in lines(LINE):
         oracle.agree(OF_LINES[name], case)
-
-
-# -- what needs no values, and what is refused --------------------------------------------------------------------------
-
-ANSWERS: dict[str, Call] = {
-    "common_type": lambda x: np.zeros(0, np.common_type(x, np.float32(1))),
-    "min_scalar_type": lambda x: np.zeros(0, np.min_scalar_type(x)),
-    "min_scalar_type of one": lambda x: np.zeros(0, np.min_scalar_type((x[0, 0] * 20).astype("i8"))),
-    "einsum_path": lambda x: np.zeros(len(np.einsum_path("ij,jk", x, x)[0])),
-    "may_share_memory": lambda x: np.array([np.may_share_memory(x, x), np.shares_memory(x, x + 1)]),
-    "resize": lambda x: np.resize(x, (7, 4)),
-    "resize of nothing": lambda x: np.resize(x[:0], 3),
-}
-
-
-@pytest.mark.parametrize("name", ANSWERS)
-def test_answers(name: str) -> None:
-    for case in tables(TABLE)[:2]:
-        oracle.agree(ANSWERS[name], case)
-
-
-@pytest.mark.parametrize("values", [[8], [-1, -2, -3]])
-def test_place(values: list[int]) -> None:
-    for case in tables(TABLE):
-        wanted = case.a.copy()
-        np.place(wanted, wanted > 3, values)
-        np.place(case.x, case.x > 3, values)
-        oracle.same(case.x, wanted)
-
-
-def test_texts_of_numpy_are_those_of_python() -> None:
-    x = dm.shard_tensor(TABLE, TWO, [S0])
-    assert np.array_repr(x) == np.array2string(x) == np.array_str(x) == repr(x)
-
-
-REFUSED: dict[str, tuple[Call, str]] = {
-    "save": (lambda x: np.save("never.npy", x), r"daskmesh\.save"),
-    "roots": (np.roots, "coefficients"),
-    "polyfit": (lambda x: np.polyfit(x, x, 1), "normal equations"),
-    "real_if_close": (np.real_if_close, r"np\.real\(x\)"),
-    "tile": (lambda x: np.tile(LINE, x), r"np\.tile: the array is a ndarray"),
-    "insert": (lambda x: np.insert(x, x, 1), r"np\.insert\(obj\)"),
-    "delete": (lambda x: np.delete(x, x), r"np\.delete\(obj\)"),
-    "gradient": (lambda x: np.gradient(x, x), "pass np.asarray"),
-    # What NumPy does not dispatch on
-    "take": (lambda x: np.take(LINE, x), r"np\.take does not know DTensors.*place the other arrays"),
-    "subscript": (lambda x: LINE[x], "NumPy array indexed by a DTensor"),
-    "subscript among others": (lambda x: TABLE[x, 0], "NumPy array indexed by a DTensor"),
-    "masked array": (np.ma.masked_array, r"np\.ma.*have no masks"),
-    "masked sum": (np.ma.sum, r"np\.ma.*have no masks"),
-    "vectorize": (np.vectorize(abs), r"np\.vectorize.*np\.piecewise"),
-    "as_strided": (np.lib.stride_tricks.as_strided, "as_strided does not know"),
-    "frompyfunc": (np.frompyfunc(abs, 1, 1), "objects"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_before_anything_is_gathered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = dm.shard_tensor(LINE, TWO, [S0])
-    monkeypatch.setattr(dm.DTensor, "compute", None)
-    call, text = REFUSED[name]
-    with pytest.raises(TypeError, match=text):
-        call(x)
-
-
-def test_a_value_put_into_a_plain_array_must_be_asked_for() -> None:
-    x, plain = dm.shard_tensor(LINE, TWO, [S0]), np.zeros(8)
-    with pytest.raises(TypeError, match=r"np\.asarray"):
-        plain[:] = x
-    plain[:] = np.asarray(x)
-    plain[0] = x[5]  # one number
-    np.testing.assert_array_equal(x, LINE)
-    assert plain[0] == 9
-    assert np.asarray_chkfinite(x).tolist() == LINE.tolist()

@@ -365,10 +365,12 @@ def put_along_axis(arr: DTensor, indices: Any, values: Any, axis: int | None) ->
 def put(a: DTensor, ind: Any, v: Any, mode: str = "raise") -> None:
     """``np.put``: other contents behind the handle `a`."""
     refuse_plain(a, "put")
-    if mode != "raise":
-        raise TypeError(f"np.put(mode={mode!r}) is not defined on DTensors; 'raise' is")
+    if mode not in ("raise", "wrap", "clip"):
+        raise ValueError(f"np.put(mode={mode!r}): mode must be one of 'raise', 'wrap', 'clip'")
     flat = _np.ravel(a)
     index = ind if isinstance(ind, DTensor) else np.asarray(ind).reshape(-1)
+    if mode != "raise":
+        index = index % flat.size if mode == "wrap" else _np.clip(index, 0, flat.size - 1)
     setitem(flat, index, v if isinstance(v, DTensor) else np.resize(v, index.shape))
     a._rebind(_np.reshape(flat, a.shape))
 
