@@ -86,6 +86,7 @@ class Line:
     timeout: float | None = None
     stuck: Callable[[TimeoutError], NoReturn] | None = None
     doing: str = ""
+    _overdue: int | None = None  # the rank that this one has given up waiting for
     _exposed: int = 0
     _routes: dict[int, tuple[tuple[Address, Tag], tuple[Tag, Address]]] = field(default_factory=dict)
 
@@ -106,6 +107,7 @@ class Line:
         except TimeoutError as error:
             if self.stuck is None:
                 raise
+            self._overdue = source
             self.stuck(error)
 
     def _route(self, peer: int) -> tuple[tuple[Address, Tag], tuple[Tag, Address]]:
@@ -121,8 +123,9 @@ class Line:
     def whereabouts(self) -> str:
         """What this rank is doing, for messages."""
         mine = [tag for tag in self.endpoint.waiting() if (tag.region, tag.target) == (self.region, self.rank)]
-        if mine:
-            return f"waits for rank {mine[0].source} in {self.doing}"
+        source = mine[0].source if mine else self._overdue
+        if source is not None:
+            return f"waits for rank {source} in {self.doing}"
         return f"is computing, after {self.doing}" if self.doing else "is computing, before its first collective"
 
     @property

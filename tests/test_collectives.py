@@ -40,6 +40,7 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param == "loaded":
         monkeypatch.setattr(parcels, "INLINE_BYTES", 1)
         monkeypatch.setattr(algorithms, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(algorithms, "PIECE_BYTES", 16)
 
 
 by_road = pytest.mark.parametrize("road", ["inline", "loaded"], indirect=True)
