@@ -36,26 +36,25 @@ def summed(x: Any) -> Any:
 def jacobi(f: Any, sweeps: int) -> Any:
     """Two rows to each neighbour and one number to all, each sweep."""
     f = np.pad(f, 1)
-    (u, new), norms = workloads.jacobi.grids(f), np.empty(sweeps)
+    (u, new), space, norms = workloads.jacobi.grids(f), workloads.jacobi.workspace(f), np.empty(sweeps)
     for turn in range(sweeps):
         u[0] = u[-1] = u[:, 0] = u[:, -1] = 0
         halos(u)
-        norms[turn] = summed(workloads.jacobi.sweep(u, new, f)) ** 0.5
+        norms[turn] = summed(workloads.jacobi.sweep(u, new, f, space)) ** 0.5
         u, new = new, u
     return norms
 
 
 def cg(b: Any, turns: int) -> Any:
     """The same with two numbers to all."""
-    padded = np.zeros((b.shape[0] + 2, b.shape[1] + 2))
-    p = padded[1:-1, 1:-1]
-    x, r, ap = np.zeros_like(b), b.copy(), np.empty_like(b)
-    p[...] = b
+    r = np.pad(b, 1)
+    p, x, ap, space = r.copy(), np.zeros_like(r), np.zeros_like(r), workloads.cg.workspace(r)
     norms = [summed(np.vdot(r, r))]
     for _ in range(turns):
-        halos(padded)
-        alpha = norms[-1] / summed(workloads.cg.apply(padded, ap))
-        norms.append(summed(workloads.cg.step(alpha, x, r, p, ap)))
+        p[0] = p[-1] = p[:, 0] = p[:, -1] = 0
+        halos(p)
+        alpha = norms[-1] / summed(workloads.cg.apply(p, ap, space))
+        norms.append(summed(workloads.cg.step(alpha, x, r, p, ap, space)))
         workloads.cg.turn(norms[-1] / norms[-2], r, p)
     return np.sqrt(norms)
 

@@ -22,10 +22,10 @@ def jacobi(f: dm.DTensor, sweeps: int = 200) -> tuple[dm.DTensor, dm.DTensor]:
 
     def program(f: Any) -> tuple[Any, Any]:
         f = np.pad(f, 1)
-        (u, new), norms = grids(f), np.empty(sweeps)
+        (u, new), space, norms = grids(f), workspace(f), np.empty(sweeps)
         for turn in range(sweeps):
             halo_exchange(u[1:-1, 1:-1], (1, 1), cut, 0.0, out=u)
-            norms[turn] = all_reduce(sweep(u, new, f)) ** 0.5
+            norms[turn] = all_reduce(sweep(u, new, f, space)) ** 0.5
             u, new = new, u
         return u[1:-1, 1:-1], norms
 
@@ -39,7 +39,12 @@ def grids(f: Any) -> tuple[Any, Any]:
     return both[:-ROWS], both[ROWS:]
 
 
-def sweep(u: Any, new: Any, f: Any) -> float:
+def workspace(f: Any) -> Any:
+    """What a sweep needs besides, for some rows."""
+    return np.empty((2, (ROWS + 1) * f.shape[1] + 1))
+
+
+def sweep(u: Any, new: Any, f: Any, space: Any) -> float:
     """One sweep from `u` into `new`, of `grids`, all padded; the square of the norm of the residual of `u`.
 
     What is new goes where rows were that have been read: behind, on the way down if `u` is the lower grid, else on the way up. So
@@ -49,7 +54,7 @@ def sweep(u: Any, new: Any, f: Any) -> float:
     inner, width = len(u) - 2, u.shape[1]
     down = u.ctypes.data > new.ctypes.data
     u, new, f = u.reshape(-1), new.reshape(-1), f.reshape(-1)
-    total, space = 0.0, np.empty((2, (ROWS + 1) * width + 1))
+    total = 0.0
     for row in range(1, inner + 1, ROWS)[:: 1 if down else -1]:
         start, stop = row * width, min(row + ROWS, inner + 1) * width
         pairs, mean = space[0, : stop - start + width + 1], space[1, : stop - start]
