@@ -25,7 +25,7 @@ from daskmesh.cli import ENVIRON
 
 TOY = {"nbytes": 2**16, "side": 64, "rounds": 2}  # the arguments with which the tests run `main`
 
-SETTLE_SECONDS = 0.05  # Dask's client bundles what it sends for 10 ms: the end of one result would delay the next graph
+SETTLE_SECONDS = 0.1  # Dask's client bundles what it sends for 10 ms: the end of one result would delay the next graph
 
 Seconds = dict[str, list[float]]
 
@@ -89,8 +89,10 @@ def reshards(side: int, rounds: int) -> Seconds:
         "rechunk, p2p": lambda: rechunk("p2p"),
     }
     seconds: Seconds = {name: [] for name in cases}
+    order = list(cases.items())
     for _ in range(rounds + 1):
-        for name, record in cases.items():
+        order.append(order.pop(0))  # so that none always comes after the same one
+        for name, record in order:
             begin = perf_counter()
             made = record().persist()
             wait(made)

@@ -183,6 +183,7 @@ class RankPlugin(SchedulerPlugin):
 
     def update_graph(self, scheduler: Scheduler, *, client: str, tasks: list[Any], **kwargs: Any) -> None:
         """Pin new tasks, before any of them is scheduled."""
+        self.tickets.read_by(scheduler.tasks[key] for key in tasks)
         for key in tasks:
             task = scheduler.tasks[key]
             spec = task.run_spec

@@ -7,8 +7,9 @@ releases void tickets, so that Dask makes them again, and it wants the tickets o
 wanted.
 
 A ticket for a block that somebody holds (a persisted array) costs nothing while the block is there, but the next exchange would
-wait for Dask to make it and to carry it to its readers once more. So the book wants it for some seconds, at most as long as the
-block is held: an array that is exchanged again and again is exposed once, and one that Dask spills to disk leaves the memory.
+wait for Dask to make it and to carry it to its readers once more. So the book wants it for some seconds after its last use, at
+most as long as the block is held: an array that is exchanged again and again is exposed once, and one that Dask spills to disk
+leaves the memory.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from daskmesh.tasks import DirectoryTask, TicketTask
 
 if TYPE_CHECKING:
     from distributed import Scheduler
+    from distributed.scheduler import TaskState
 
 __all__ = ["TicketBook"]
 
@@ -37,7 +39,7 @@ class TicketBook:
         self.scheduler = scheduler
         self.born: dict[Any, str] = {}
         self._collected: dict[Any, list[Any]] = {}
-        self._kept: set[Any] = set()
+        self._kept: dict[Any, float] = {}  # when a graph last read it
 
     def note(self, key: Any, start: str, finish: str, worker: str | None) -> None:
         """Follow a task's change of state."""
@@ -51,7 +53,7 @@ class TicketBook:
         if start == "memory":
             self.born.pop(key, None)
             if self._kept and key in self.scheduler.tasks:
-                for ticket in self._kept.intersection(reader.key for reader in self.scheduler.tasks[key].dependents):
+                for ticket in self._kept.keys() & {reader.key for reader in self.scheduler.tasks[key].dependents}:
                     self._soon(self._unkeep, ticket)
         if finish == "waiting":
             task = self.scheduler.tasks[key]
@@ -59,6 +61,12 @@ class TicketBook:
                 self._hold(key, [ticket.key for ticket in task.dependencies])
         elif key in self._collected and finish in _OVER:
             self._soon(self._let_go, key)
+
+    def read_by(self, tasks: Iterable[TaskState]) -> None:
+        """New tasks: the tickets that they read are kept from now on."""
+        if self._kept:
+            for ticket in self._kept.keys() & {read.key for task in tasks for read in task.dependencies}:
+                self._kept[ticket] = monotonic()
 
     def lose_worker(self, address: str, stimulus_id: str) -> None:
         """Release every ticket born on a worker that is gone.
@@ -85,14 +93,20 @@ class TicketBook:
             self._let_go(key)
 
     def _keep(self, ticket: Any) -> None:
-        self._kept.add(ticket)
+        self._kept[ticket] = monotonic()
         self.scheduler.client_desires_keys([ticket], KEEPER)
-        asyncio.get_running_loop().call_later(KEEP_SECONDS, self._unkeep, ticket)
+        asyncio.get_running_loop().call_later(KEEP_SECONDS, self._expire, ticket)
+
+    def _expire(self, ticket: Any) -> None:
+        rest = self._kept.get(ticket, 0.0) + KEEP_SECONDS - monotonic()
+        if rest > 0:
+            asyncio.get_running_loop().call_later(rest, self._expire, ticket)
+        else:
+            self._unkeep(ticket)
 
     def _unkeep(self, ticket: Any) -> None:
-        if ticket not in self._kept:
+        if self._kept.pop(ticket, None) is None:
             return
-        self._kept.remove(ticket)
         self.scheduler.client_releases_keys([ticket], KEEPER)
         if not self._kept:
             self.scheduler.clients.pop(KEEPER, None)
