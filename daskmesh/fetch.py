@@ -12,6 +12,7 @@ import asyncio
 import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -211,7 +212,8 @@ async def ask(worker: Worker, batch: Batch) -> list[Any]:
     """The views of a batch, as arrays; they lie in `batch.segment` if it has one afterwards."""
     ticket = batch.loads[0].ticket
     if batch.shared and ticket.process is not None and batch.room <= SEGMENT_BYTES:
-        batch.segment = await _filled(worker, ticket, batch.request, batch.offsets)
+        with suppress(NoRoom):
+            batch.segment = await _filled(worker, ticket, batch.request, batch.offsets)
         if batch.segment is not None:
             memory = batch.segment.memory
             return [
@@ -223,14 +225,20 @@ async def ask(worker: Worker, batch: Batch) -> list[Any]:
 
 
 async def _filled(worker: Worker, ticket: Ticket, loads: list[Any], offsets: list[int]) -> Segment | None:
-    """A segment that the owner has filled; None if it cannot map even a new one, or there is no room for one."""
+    """A segment that the owner has filled; None if it cannot map even a new one.
+
+    Raises
+    ------
+    NoRoom
+        There is none for a segment, at this moment at least.
+    """
     if ticket.process is None:
         return None
     for kept in (True, False):  # one kept from before may have left the owner's list; a new one has a name
         try:
             segment = segments.take(ticket.process) if kept else Segment()
-        except OSError:
-            return None
+        except OSError as error:
+            raise NoRoom from error
         try:
             answer = await _ask(worker, ticket, "daskmesh_fill", segment=segment.name, loads=loads, offsets=offsets)
         finally:
@@ -240,15 +248,22 @@ async def _filled(worker: Worker, ticket: Ticket, loads: list[Any], offsets: lis
     return None
 
 
+class NoRoom(Exception):
+    """There is no shared memory, or it is full."""
+
+
 _sharing: dict[Process, bool] = {}
 
 
 async def shares_memory(worker: Worker, ticket: Ticket) -> bool:
-    """Whether the owner of `ticket` can map a segment that this process makes. Found out once per process."""
+    """Whether the owner of `ticket` can map a segment that this process makes. What it answers is asked once per process."""
     if ticket.process is None or ticket.process.host != this_process().host:
         return False
     if ticket.process not in _sharing:
-        segment = await _filled(worker, ticket, [], [])
+        try:
+            segment = await _filled(worker, ticket, [], [])
+        except NoRoom:
+            return False
         _sharing[ticket.process] = segment is not None
         if segment is not None:
             segments.give(ticket.process, segment)

@@ -122,6 +122,7 @@ class RankPlugin(SchedulerPlugin):
         """Run when the scheduler closes."""
         for timer in self._timers:
             timer.cancel()
+        self.tickets.close()
 
     # -- worlds: RPCs of clients -----------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ _lock = threading.Lock()
 _idle: list[tuple[float, np.ndarray[Any, Any]]] = []  # (since, bytes), oldest first; under the lock
 # An array may end anywhere, on a thread that has the lock, too: then its memory waits here for whoever has the lock next.
 _ended: deque[tuple[float, np.ndarray[Any, Any]]] = deque()
+_allowed: dict[str, int] = {}  # address of a worker of this process -> bytes
 _cap = 0
 
 
@@ -77,8 +78,10 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def allow(nbytes: int) -> None:
-    """Let this process keep up to so many idle bytes; 0 lets go of all.
+def allow(worker: str, nbytes: int) -> None:
+    """Let this process keep up to so many idle bytes for a worker of its; 0 when the worker closes.
+
+    Where several workers share the process, the least of what they allow holds; without any it keeps nothing.
 
     Notes
     -----
@@ -86,12 +89,17 @@ def allow(nbytes: int) -> None:
 
     Examples
     --------
-    >>> allow(0)
+    >>> allow("tcp://10.0.0.1:4000", 2**24)
+    >>> allow("tcp://10.0.0.1:4000", 0)
     >>> idle()
     0
     """
     global _cap
-    _cap = nbytes
+    with _lock:
+        _allowed[worker] = nbytes
+        if not nbytes:
+            del _allowed[worker]
+        _cap = min(_allowed.values(), default=0)
     trim(IDLE_SECONDS)
 
 

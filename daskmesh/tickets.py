@@ -40,6 +40,7 @@ class TicketBook:
         self.born: dict[Any, str] = {}
         self._collected: dict[Any, list[Any]] = {}
         self._kept: dict[Any, float] = {}  # when a graph last read it
+        self._sweep: asyncio.TimerHandle | None = None
 
     def note(self, key: Any, start: str, finish: str, worker: str | None) -> None:
         """Follow a task's change of state."""
@@ -84,6 +85,12 @@ class TicketBook:
         if task is not None and task.state == "memory" and self.born.get(key, address) == address:
             self._release([key], f"daskmesh-ticket-lost-{monotonic()}")
 
+    def close(self) -> None:
+        """Wait for nothing any more: the scheduler closes, or no ticket is kept."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+
     def restart(self) -> None:
         """All tasks are forgotten."""
         self.born.clear()
@@ -95,14 +102,16 @@ class TicketBook:
     def _keep(self, ticket: Any) -> None:
         self._kept[ticket] = monotonic()
         self.scheduler.client_desires_keys([ticket], KEEPER)
-        asyncio.get_running_loop().call_later(KEEP_SECONDS, self._expire, ticket)
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(KEEP_SECONDS, self._expire)
 
-    def _expire(self, ticket: Any) -> None:
-        rest = self._kept.get(ticket, 0.0) + KEEP_SECONDS - monotonic()
-        if rest > 0:
-            asyncio.get_running_loop().call_later(rest, self._expire, ticket)
-        else:
+    def _expire(self) -> None:
+        self._sweep, since = None, monotonic() - KEEP_SECONDS
+        for ticket in [ticket for ticket, read in self._kept.items() if read <= since]:
             self._unkeep(ticket)
+        if self._kept:
+            rest = max(0.01, min(self._kept.values()) - since)
+            self._sweep = asyncio.get_running_loop().call_later(rest, self._expire)
 
     def _unkeep(self, ticket: Any) -> None:
         if self._kept.pop(ticket, None) is None:
@@ -110,6 +119,7 @@ class TicketBook:
         self.scheduler.client_releases_keys([ticket], KEEPER)
         if not self._kept:
             self.scheduler.clients.pop(KEEPER, None)
+            self.close()
 
     @staticmethod
     def _soon(action: Callable[[Any], None], key: Any) -> None:

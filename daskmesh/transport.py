@@ -321,7 +321,7 @@ def teardown_worker(worker: Worker) -> None:
     worker.metrics.pop("daskmesh", None)
     if (trims := worker.periodic_callbacks.pop(_TRIMS, None)) is not None:
         trims.stop()
-    recycling.trim()
+    recycling.allow(worker.address, 0)
     close_store(worker.address)
     segments.throw_away()
 
@@ -329,7 +329,7 @@ def teardown_worker(worker: Worker) -> None:
 def _recycle(worker: Worker) -> None:
     """Let the process of `worker` keep idle memory while it has plenty."""
     limit = worker.memory_manager.memory_limit if worker.memory_manager else None
-    recycling.allow(min(config.nbytes("recycle-bytes"), limit // 16 if limit else sys.maxsize))
+    recycling.allow(worker.address, min(config.nbytes("recycle-bytes"), limit // 16 if limit else sys.maxsize))
 
     def trim() -> None:
         short = limit is not None and worker.monitor.get_process_memory() > limit / 2

@@ -21,7 +21,7 @@ from distributed.client import _current_client, _global_clients
 from distributed.utils import get_mp_context
 
 import daskmesh
-from daskmesh.world import shutdown
+from daskmesh.world import init_parallel_env, shutdown
 
 HERE = Path(__file__).parent
 
@@ -136,6 +136,14 @@ def threads(thread_cluster: LocalCluster) -> Iterator[Client]:
     with Client(thread_cluster) as client:
         yield client
         shutdown()
+
+
+@pytest.fixture(scope="module")
+def in_this_thread(threads: Client) -> Iterator[None]:
+    """Thousands of tiny programs: a task each, run here, instead of a message each."""
+    init_parallel_env()
+    with dask.config.set(scheduler="synchronous"):
+        yield
 
 
 @pytest.fixture(scope="module")

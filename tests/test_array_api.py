@@ -39,10 +39,8 @@ DTYPES = {
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _in_this_thread(threads: Any) -> Iterator[None]:
-    """Thousands of tiny programs: a task each, run here, instead of a message each."""
-    dm.init_parallel_env()
-    with dask.config.set(scheduler="synchronous"), np.errstate(all="ignore"):
+def _without_warnings(in_this_thread: None) -> Iterator[None]:
+    with np.errstate(all="ignore"):
         yield
 
 

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import dask
 import numpy as np
 import ops_oracle as oracle
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
-from ops_oracle import lines, placed, tables
+from ops_oracle import LINE, TABLE, lines, placed, tables
 
 import daskmesh as dm
 from daskmesh.placement import Partial, Replicate, Shard
 from daskmesh.testing import assert_layout
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("in_this_thread")]
 
 TWO, THREE, SQUARE, _ = oracle.MESHES
 R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial()
 Call = Callable[[Any], Any]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _in_this_thread(threads: Any) -> Iterator[None]:
-    dm.init_parallel_env()
-    with dask.config.set(scheduler="synchronous"):
-        yield
-
-
-LINE = np.array([3, 1, 4, 1, 5, 9, 2, 6])
-TABLE = np.array([[2.5, -1, 4, 0, 7], [1, 8, -2.5, 3, 3], [6, 0, 1, -4, 2], [9, 5, 5, 5, 0], [2, -7, 3, 1, 8]])
 
 
 # -- sliding windows --------------------------------------------------------------------------------------------------

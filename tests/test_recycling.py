@@ -18,10 +18,11 @@ from daskmesh.recycling import LEAST, allow, empty, idle, trim
 def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     trim()
     monkeypatch.setattr(recycling, "IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr(recycling, "_allowed", {})
     before = recycling._cap
-    allow(16 * LEAST)
+    allow("a", 16 * LEAST)
     yield
-    allow(before)
+    recycling._cap = before
     trim()
 
 
@@ -98,9 +99,25 @@ def test_the_cap_holds_and_the_oldest_goes_first() -> None:
     assert [address(x), address(y)] == [places[2], places[1]]
     del x, y
     x = empty((6 * LEAST,), "u1")
-    allow(0)
+    allow("a", 0)
     assert idle() == 0
     del x
+    assert idle() == 0
+
+
+def test_workers_of_one_process_keep_what_the_strictest_allows_and_nothing_when_all_are_gone() -> None:
+    held = [empty((4 * LEAST,), "u1") for _ in range(3)]
+    allow("b", 8 * LEAST)
+    while held:
+        del held[0]
+    assert idle() == 8 * LEAST
+    allow("b", 0)
+    x, y = empty((9 * LEAST,), "u1"), empty((4 * LEAST,), "u1")
+    del x
+    assert idle() == 13 * LEAST
+    allow("a", 0)
+    assert idle() == 0
+    del y
     assert idle() == 0
 
 

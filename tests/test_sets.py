@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import dask
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ import daskmesh as dm
 from daskmesh.placement import Partial, Replicate, Shard
 from daskmesh.testing import assert_bytes_moved, assert_layout
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("in_this_thread")]
 
 ROW, GRID = dm.init_mesh(3, ["x"]), dm.init_mesh((2, 2), ("x", "y"))
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
@@ -21,13 +19,6 @@ LAYOUTS: list[tuple[Any, Any]] = [
     (ROW, [S0]), (ROW, [Partial()]), (GRID, [S0, S1]), (GRID, [S1, S1]), (GRID, [R, S0]),
 ]  # fmt: skip
 SHAPES = [(7, 5), (2, 3), (0, 3)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _in_this_thread(threads: Any) -> Iterator[None]:
-    dm.init_parallel_env()
-    with dask.config.set(scheduler="synchronous"):
-        yield
 
 
 def values(shape: tuple[int, ...], dtype: str = "i8") -> np.ndarray:

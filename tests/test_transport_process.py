@@ -187,23 +187,25 @@ def test_a_refused_road_gives_way_unless_forced(client: Client, owner: str, read
         client.submit(load_refused, ticket, "vm", workers=[reader], pure=False).result()
 
 
-def load_without_room(ticket: transport.Ticket) -> tuple[bool, list[str]]:
-    """Load as on a host without shared memory."""
+def load_without_room(ticket: transport.Ticket) -> list[tuple[bool, list[str]]]:
+    """Load as on a host without shared memory, and again when there is some."""
     directory, known = segments.DIRECTORY, dict(fetch._sharing)
     segments.DIRECTORY = directory / "not-there"
     fetch._sharing.clear()
     segments.throw_away()
     try:
-        return load_refused(ticket, "auto")
+        without = load_refused(ticket, "auto")
+        segments.DIRECTORY = directory
+        return [without, load_refused(ticket, "auto")]
     finally:
         segments.DIRECTORY = directory
         fetch._sharing.clear()
         fetch._sharing.update(known)
 
 
-def test_without_shared_memory_there_is_rpc(client: Client, owner: str, reader: str) -> None:
+def test_while_there_is_no_shared_memory_there_is_rpc(client: Client, owner: str, reader: str) -> None:
     ticket = exposed(client, owner, source, 3)
-    assert client.submit(load_without_room, ticket, workers=[reader], pure=False).result() == (True, ["rpc"])
+    assert client.submit(load_without_room, ticket, workers=[reader], pure=False).result() == [(True, ["rpc"]), (True, ["shm"])]
 
 
 def load_unreadable(ticket: transport.Ticket) -> tuple[bool, list[str]]:
