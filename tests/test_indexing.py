@@ -303,7 +303,7 @@ def test_functions_that_write_rebind(name: str) -> None:
 
 
 def test_a_write_is_never_lost() -> None:
-    """torch.md E13, B16: through a slice, cut or not; and what was made before keeps the old value."""
+    """Through a slice, cut or not; and what was made before keeps the old value."""
     for placements in ([S0], [S1], [R], [P]):
         x = dm.shard_tensor(np.ones((4, 4)), LINE, placements)
         before = x * 2
@@ -330,7 +330,7 @@ def sharded(shape: tuple[int, ...], placements: Any, mesh: Any = FOUR) -> DTenso
 
 
 def test_a_slice_of_a_cut_dim_stays_cut() -> None:
-    """torch.md B15, and empty parts."""
+    """What is cut stays cut, empty parts among it."""
     x = sharded((32, 32), [S1])
     y = x[:, :16]
     assert y.placements == (S1,)
@@ -380,7 +380,7 @@ def test_partial_rows_stay_partial() -> None:
 
 
 def test_rows_of_an_uneven_table() -> None:
-    """torch.md E21."""
+    """A lookup of rows of an uneven table, of which the result is used more than once."""
     x = sharded((5, 2), [S0], LINE)
     y = x[dm.shard_tensor(np.array([0, 4, 2]), LINE, [R])]
     np.testing.assert_array_equal(y, [[0, 1], [8, 9], [4, 5]])

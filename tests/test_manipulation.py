@@ -213,7 +213,7 @@ def test_a_reshape_moves_only_the_rows_at_the_borders() -> None:
 
 @pytest.mark.parametrize("mesh", [LINE, THREE, FOUR, SQUARE], ids=str)
 def test_cases_of_other_systems(mesh: Any) -> None:
-    """torch.md E18, B6, B11: a reshape redistributes when it must, and succeeds."""
+    """A reshape redistributes when it must, and succeeds."""
     for shape, to in [((3, 4), (12,)), ((12,), (3, 4)), ((6, 256), (1536,)), ((12, 8), (16, 6)), ((2, 3, 4), (6, 4))]:
         for placements in ([S0], [S0, S0], [S1], [R, S0]):
             given = placements[: mesh.ndim]

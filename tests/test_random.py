@@ -296,7 +296,7 @@ def test_errors(call: Callable[[Generator], Any], error: type[Exception]) -> Non
 
 
 def test_on_a_cluster(threads: Client) -> None:
-    """torch.md B24, E19."""
+    """Numbers depend on the index in the whole array alone: not on the mesh, nor on the placements."""
     values = [
         default_rng(9).random((8, 8), mesh=init_mesh(n, ["x"]), placements=[p]).compute()
         for n in (1, 2, 4)
