@@ -107,10 +107,14 @@ def _cluster(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _client(address: str) -> Client:
+    client = Client.__new__(Client)
     try:
-        return Client(address, timeout=PATIENCE)
-    except ValueError as error:
+        Client.__init__(client, address, timeout=PATIENCE)
+    except (ValueError, TypeError) as error:  # TypeError: an address of TLS, and no certificates
+        # Left to the garbage collector, it is closed in whatever thread that runs: in a new loop's thread that is a deadlock.
+        client.close()
         raise OSError(f"{address!r} is no address of a scheduler, such as tcp://host:8786: {error}") from error
+    return client
 
 
 # ---------------------------------------------------------------------------------------------------------------- info

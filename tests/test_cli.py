@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 import sys
@@ -156,14 +157,22 @@ def test_info_says_the_road_of_each_pair(shell_client: Client, transport: str, r
     [
         (f"tcp://127.0.0.1:{conftest.free_port()}", "Timed out trying to connect to tcp://127.0.0.1:"),
         ("horse", "'horse' is no address of a scheduler, such as tcp://host:8786: missing port number"),
+        ("xyz://h:1", "'xyz://h:1' is no address of a scheduler, such as tcp://host:8786: unknown address scheme"),
+        ("tls://h:1", "'tls://h:1' is no address of a scheduler, such as tcp://host:8786: TLS expects a `ssl_context`"),
     ],
 )
 def test_a_scheduler_that_is_not_there_is_an_error_in_one_line(
     address: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "PATIENCE", "100ms")
+    before = set(map(id, _open_clients()))
     assert cli.main(["info", "--scheduler", address]) == 1
     assert capsys.readouterr().err.startswith(f"daskmesh info: {message}")
+    assert {id(client) for client in _open_clients()} <= before
+
+
+def _open_clients() -> list[Client]:
+    return [o for o in gc.get_objects() if isinstance(o, Client) and o.status not in ("closed", "newly-created")]
 
 
 def test_a_cluster_without_workers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
