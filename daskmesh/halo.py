@@ -16,18 +16,21 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from daskmesh.algorithms import along, written
 from daskmesh.gang import MeshDim, as_array, collective, current_gang, unknown_shape
-from daskmesh.parcels import Group
+from daskmesh.parcels import Group, Parcel
 
 __all__ = ["halo_exchange", "halo_settings"]
 
 Array = Any
+Span = tuple[int, int]  # from, up to
+Index = tuple[slice, ...]
 BOUNDARIES = ("periodic", "none", "reflect", "nearest")
 UP, DOWN = 1, -1  # towards higher indices (fills low halos), towards lower ones
 
@@ -79,10 +82,12 @@ def halo_exchange(
         raise ValueError(f"halo_exchange: out is {out.dtype} {out.shape}, with all halos x is {array.dtype} {sizes}")
     groups = [gang.group(name) for name, _, _ in settings]
     if gang.trace is not None:
-        if any(edge.boundary == "none" and edge.low + edge.high for edge in edges if isinstance(edge.boundary, str)):
+        if any(edge.boundary == "none" and edge.low + edge.high for edge in edges):
             raise unknown_shape("halo_exchange with boundary 'none'")
         return gang.traced(sizes, array.dtype)
-    return _surround(array, list(zip(groups, edges, strict=True)), out)
+    out = np.empty(sizes, array.dtype) if out is None else out
+    sides = [_Side(group, edge, value) for group, edge, (_, _, value) in zip(groups, edges, settings, strict=True)]
+    return _surround(array, sides, out)
 
 
 def halo_settings(ndim: int, depth: Any, mesh_dims: Any, boundary: Any) -> list[tuple[MeshDim, Any, Any]]:
@@ -100,56 +105,142 @@ def halo_settings(ndim: int, depth: Any, mesh_dims: Any, boundary: Any) -> list[
     return list(zip([() if name is None else name for name in names], depths, boundaries, strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Edge:
     """What to do along one tensor dim: rows wanted below and above, and what lies beyond the ends of the array.
 
-    `boundary` is "periodic", "none", "reflect", "nearest", or a value to fill with.
+    `boundary` is "periodic", "none", "reflect", "nearest", or "value", the value being told apart.
     """
 
     dim: int
     low: int
     high: int
-    boundary: Any
+    boundary: str
 
     @property
     def periodic(self) -> bool:
         """Whether the last index is the neighbour of the first."""
-        return isinstance(self.boundary, str) and self.boundary == "periodic"
+        return self.boundary == "periodic"
 
 
-def _surround(x: Array, edges: Sequence[tuple[Group, _Edge]], out: Array | None = None) -> Array:
-    """Surround `x` with the halos of its neighbours; into `out`, if given, of the shape with all halos.
+class _Side(NamedTuple):
+    """One tensor dim of a call: the ranks over which it is cut, its edge, and the value beyond the ends if that is one."""
+
+    group: Group
+    edge: _Edge
+    value: Any
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The exchange along one dim among shards that all have enough rows: what index of the array goes where and comes whence.
+
+    `fills` are copied from within the array or, where the source is None, are the value beyond its ends. `known` are the rows
+    that are known then; `shape` is what the call has in writing.
+    """
+
+    sends: tuple[tuple[int, Index], ...]
+    takes: tuple[tuple[int, int, Index], ...]  # with the way that the rows come
+    fills: tuple[tuple[Index, Index | None], ...]
+    known: Span
+    shape: tuple[Any, ...]
+
+
+def _surround(x: Array, sides: Sequence[_Side], out: Array) -> Array:
+    """Write `x` into `out`, of the shape with all halos, and around it the halos of its neighbours.
 
     With the boundary "none" the result has no halo at the ends of the array.
     """
-    lows, highs = [0] * x.ndim, [0] * x.ndim
-    for _, edge in edges:
-        lows[edge.dim], highs[edge.dim] = edge.low, edge.high
-    shape = tuple(low + n + high for low, n, high in zip(lows, x.shape, highs, strict=True))
-    valid = [slice(low, low + n) for low, n in zip(lows, x.shape, strict=True)]
-    if out is None:
-        out = np.empty(shape, x.dtype)
-    inner = out[tuple(valid)]
+    valid = [(edge.low, edge.low + n) for (_, edge, _), n in zip(sides, x.shape, strict=True)]
+    inner = out[_box(valid)]
     if inner.__array_interface__["data"] != x.__array_interface__["data"] or inner.strides != x.strides:
         inner[...] = x
-    for group, edge in edges:
+    for side in sides:
+        edge, group = side.edge, side.group
         if edge.low or edge.high:
-            valid[edge.dim] = _Extension(group, edge, out, valid).run()
-    return out[tuple(valid)]
+            step = _step(edge, tuple(valid), group.index, group.size)
+            valid[edge.dim] = _Extension(side, out, valid).run() if step is None else _follow(step, side, out, valid)
+    return out[_box(valid)]
+
+
+def _box(spans: Sequence[Span]) -> Index:
+    return tuple([slice(start, stop) for start, stop in spans])
+
+
+@lru_cache(1024)
+def _step(edge: _Edge, valid: Sequence[Span], index: int, size: int) -> _Step | None:
+    """What an index of a group of this size does; None if its own shard has not enough rows. In a loop it is worked out once."""
+    dim, (start, stop) = edge.dim, valid[edge.dim]
+    if stop - start < max(edge.low, edge.high):
+        return None
+
+    def at(first: int, last: int) -> Index:
+        """Rows `first` up to `last`, or down to it."""
+        rows = slice(first, last) if first <= last else slice(first - 1, last - 1 if last else None, -1)
+        return (*_box(valid[:dim]), rows, *_box(valid[dim + 1 :]))
+
+    sends, takes, fills, known = [], [], [], [start, stop]
+    for way, deep, end in ((UP, edge.low, 0), (DOWN, edge.high, size - 1)):
+        if not deep:
+            continue
+        halo, far = (start - deep, start), (stop, stop + deep)
+        first, last = (start, start + deep), (stop - deep, stop)
+        if way == DOWN:
+            halo, first, last = far, last, first
+        # `first` are the own rows beside this halo, `last` those beside the other side, which the neighbour there wants.
+        alone, outermost = size == 1, index == end and not edge.periodic
+        if not alone and (edge.periodic or index != size - 1 - end):
+            sends.append(((index + way) % size, at(*last)))
+        if not alone and not outermost:
+            takes.append((way, (index - way) % size, at(*halo)))
+        elif edge.boundary == "none":
+            continue
+        else:
+            nearest = (start, start + 1) if way == UP else (stop - 1, stop)
+            sources = {"periodic": last, "reflect": first[::-1], "nearest": nearest}
+            source = sources.get(edge.boundary)
+            fills.append((at(*halo), source and at(*source)))
+        known[0 if way == UP else 1] = halo[0 if way == UP else 1]
+    sizes = [above - below for below, above in valid]
+    return _Step(tuple(sends), tuple(takes), tuple(fills), (known[0], known[1]), (*sizes[:dim], "*", *sizes[dim + 1 :]))
+
+
+def _follow(step: _Step, side: _Side, out: Array, valid: Sequence[Span]) -> Span:
+    """Do what `step` says, or, where a neighbour turns out to have fewer rows, go on from there round by round."""
+    group, edge, value = side
+    call = written("halo_exchange", group.label, out.dtype, step.shape, f", dim={edge.dim}")
+    for to, at in step.sends:
+        group.send(to, call, out[at])
+    parcels = [group.receive(source, call) for _, source, _ in step.takes]
+    places = [out[at] for _, _, at in step.takes]
+    if any(parcel.shape != place.shape for parcel, place in zip(parcels, places, strict=True)):
+        return _Extension(side, out, valid, {way: parcel for (way, _, _), parcel in zip(step.takes, parcels, strict=True)}).run()
+    for parcel, place in zip(parcels, places, strict=True):
+        parcel.into(place)
+    group.settle()
+    for at, source in step.fills:
+        out[at] = value if source is None else out[source]
+    return step.known
 
 
 class _Extension:
-    """The exchange along one dim: `buffer` is filled there, `valid` says what of it is known so far."""
+    """The exchange along one dim round by round, where a shard has fewer rows than the halo is deep.
 
-    def __init__(self, group: Group, edge: _Edge, buffer: Array, valid: Sequence[slice]) -> None:
-        self.group, self.edge = group, edge
-        self.rows = buffer[(*valid[: edge.dim], slice(None), *valid[edge.dim + 1 :])]
-        self.start, self.stop = valid[edge.dim].start, valid[edge.dim].stop
-        self.want = {UP: edge.low, DOWN: edge.high}
+    `buffer` is filled, `valid` says what of it is known so far. With `first`, the first round has been: its sends are done, and
+    these have come.
+    """
+
+    def __init__(self, side: _Side, buffer: Array, valid: Sequence[Span], first: Mapping[int, Parcel] | None = None) -> None:
+        self.group, self.edge, self.value = side
+        dim, box = self.edge.dim, _box(valid)
+        self.rows = buffer[(*box[:dim], slice(None), *box[dim + 1 :])]
+        self.start, self.stop = valid[dim]
+        self.want = {UP: self.edge.low, DOWN: self.edge.high}
         self.got = {UP: 0, DOWN: 0}
+        self.first = dict(first or {})
+        self.sent = dict(self.want) if first else {UP: 0, DOWN: 0}
 
-    def run(self) -> slice:
+    def run(self) -> Span:
         """Fill both halos; return the rows that are known then."""
         if self.group.size == 1:
             if self.edge.periodic:
@@ -159,7 +250,7 @@ class _Extension:
             self.group.settle()
         if not self.edge.periodic and self.got != self.want:
             self._beyond()
-        return slice(self.start - self.got[UP], self.stop + self.got[DOWN])
+        return self.start - self.got[UP], self.stop + self.got[DOWN]
 
     def _at(self, start: int, stop: int) -> Array:
         return self.rows[along(self.edge.dim, slice(start, stop))]
@@ -178,7 +269,7 @@ class _Extension:
         group, dim, n = self.group, self.edge.dim, self.stop - self.start
         shape = (*self.rows.shape[:dim], "*", *self.rows.shape[dim + 1 :])
         call = written("halo_exchange", group.label, self.rows.dtype, shape, f", dim={dim}")
-        sent = {UP: 0, DOWN: 0}
+        sent = self.sent
         moving = {
             UP: self._at(self.stop - min(n, self.edge.low), self.stop),
             DOWN: self._at(self.start, self.start + min(n, self.edge.high)),
@@ -194,7 +285,7 @@ class _Extension:
                 sent[way] += moving[way].shape[dim]
                 group.send((group.index + way) % group.size, call, moving[way])
             for way in takes:
-                parcel = group.receive((group.index - way) % group.size, call)
+                parcel = self.first.pop(way, None) or group.receive((group.index - way) % group.size, call)
                 place = self._next(way, parcel.shape[dim])
                 parcel.into(place)
                 left = self.want[way] - sent[way]
@@ -219,7 +310,7 @@ class _Extension:
     def _beyond(self) -> None:
         """Fill what lies beyond the ends of the array."""
         boundary = self.edge.boundary
-        if isinstance(boundary, str) and boundary == "none":
+        if boundary == "none":
             return
         first, last = self.start - self.got[UP], self.stop + self.got[DOWN]
         for way in (UP, DOWN):
@@ -227,8 +318,8 @@ class _Extension:
             if not missing:
                 continue
             place = self._next(way, missing)
-            if not isinstance(boundary, str):
-                place[...] = boundary
+            if boundary == "value":
+                place[...] = self.value
                 continue
             depth = 1 if boundary == "nearest" else missing
             if last - first < depth:
@@ -269,4 +360,7 @@ def _make_edge(dim: int, depth: Any, boundary: Any) -> _Edge:
         raise ValueError(f"halo_exchange: depth {depth!r} along dim {dim} is negative")
     if isinstance(boundary, str) and boundary not in BOUNDARIES:
         raise ValueError(f"halo_exchange: unknown boundary {boundary!r}; give a value or one of {', '.join(BOUNDARIES)}")
-    return _Edge(dim, low, high, boundary)
+    return _edge(dim, low, high, boundary if isinstance(boundary, str) else "value")
+
+
+_edge = lru_cache(1024)(_Edge)  # told apart by identity, as a key of what is worked out for it

@@ -6,6 +6,7 @@ Both ends prove that they know the key before a byte of anything else is read, b
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import socket
@@ -24,11 +25,16 @@ __all__ = ["Address", "Listener", "PeerLost", "Watch", "Wire", "dial", "machine_
 
 #: Seconds to reach a peer and to prove knowledge of the key.
 CONNECT_SECONDS = 10
-#: Seconds to look for a message, at most, before sleeping until it comes.
+#: Seconds to look for a message before sleeping until it comes: at the least, and for each look that paid more than others did.
 LOOK_SECONDS = 100e-6
-#: Looks in vain, more than others, before it looks only every so many waits.
+MORE_SECONDS = 600e-6
+#: Such looks that are counted; without any it looks only every so many waits.
 CREDIT = 8
 TRY_AGAIN = 16
+#: The share of a look that its thread must have run for, or others waited for the CPU or the interpreter.
+RUNNING = 0.8
+#: Lets another thread have the CPU, if one waits for it; the function of `os` would keep the interpreter meanwhile.
+_yield: Callable[[], int] = ctypes.CDLL(None).sched_yield
 _UNIX = getattr(socket, "AF_UNIX", None)
 _REFUSALS = (OSError, EOFError, AuthenticationError, ValueError)
 
@@ -134,8 +140,9 @@ class Wire:
 class Watch:
     """Says which sockets have something to read: it looks for a while before it sleeps, as long as that mostly pays.
 
-    Falling asleep and being woken takes as long as a message takes between two processes that both run. Where processes wait
-    for a CPU, looking would only take it from the one that is waited for.
+    Falling asleep and being woken takes longer than a message does between two processes that both run, and a CPU that was put to
+    sleep is slow at first. Where others wait for a CPU, looking would only take it from the one that is waited for: so each look
+    gives it away, and does not count among those that paid.
 
     Examples
     --------
@@ -164,14 +171,21 @@ class Watch:
         found = self._poll.poll(0)
         self._waits += 1
         if not found and (self._credit or self._waits % TRY_AGAIN == 0):
-            end = time.perf_counter() + LOOK_SECONDS
-            # Each look lets go of the interpreter, so that other threads go on.
-            while not (found := self._poll.poll(0)) and time.perf_counter() < end:
-                pass
-            self._credit = min(self._credit + 1, CREDIT) if found else max(self._credit - 1, 0)
+            found = self._look()
         if not found:
             found = self._poll.poll(None if timeout is None else timeout * 1000)
         return [fd for fd, _ in found]
+
+    def _look(self) -> list[tuple[int, int]]:
+        ran, start = time.thread_time(), time.perf_counter()
+        now, end = start, start + max(LOOK_SECONDS, self._credit * MORE_SECONDS)
+        # Each look lets go of the interpreter, and of the CPU where another thread waits for it.
+        while not (found := self._poll.poll(0)) and now < end:
+            _yield()
+            now = time.perf_counter()
+        paid = bool(found) and time.thread_time() - ran >= RUNNING * (now - start)
+        self._credit = min(self._credit + 1, CREDIT) if paid else max(self._credit - 1, 0)
+        return found
 
 
 @dataclass(eq=False)

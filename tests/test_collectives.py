@@ -285,6 +285,10 @@ def box(mesh: ProcessMesh, rank: int, shape: tuple[int, ...], names: tuple[Any, 
         ("3", (3, 4), (None, "x"), 1),
         ("3", (5,), ("x",), 3),  # 2, 2, 1 rows: deeper than any shard
         ("10", (4, 2), ("x", None), 2),  # six empty shards
+        ("2", (3,), ("x",), 2),  # 2, 1 rows: one shard has enough for the other, but not the other way
+        ("3", (7, 2), ("x", None), 2),  # 3, 3, 1
+        ("3", (4, 2), ("x", None), (2, 2)),  # 2, 2, 0
+        ("3", (8, 3), ("x", None), ((3, 1), (3, 3))),  # 3, 3, 2
         ("2x2", (5, 4), ("x", "y"), 1),
         ("2x2", (5, 4), ("y", "x"), 2),
         ("2x3", (4, 5, 2), ("y", "x", None), (1, 2, 0)),

@@ -10,6 +10,7 @@ import daskmesh as dm
 from daskmesh.collectives import all_reduce, halo_exchange
 
 ROWS = 64  # handled at once, so that what is read and written stays in the cache
+LINE = 8  # numbers in a line of the cache
 
 
 def jacobi(f: dm.DTensor, sweeps: int = 200) -> tuple[dm.DTensor, dm.DTensor]:
@@ -35,13 +36,20 @@ def jacobi(f: dm.DTensor, sweeps: int = 200) -> tuple[dm.DTensor, dm.DTensor]:
 
 def grids(f: Any) -> tuple[Any, Any]:
     """Two grids of zeros like `f` in little more memory than that of one: the other's rows are `ROWS` rows further down."""
-    both = np.zeros((len(f) + ROWS, f.shape[1]))
+    both = zeros(len(f) + ROWS, f.shape[1])
     return both[:-ROWS], both[ROWS:]
 
 
 def workspace(f: Any) -> Any:
     """What a sweep needs besides, for some rows."""
-    return np.empty((2, (ROWS + 1) * f.shape[1] + 1))
+    return zeros(2, (ROWS + 2) * LINE * -(-f.shape[1] // LINE))
+
+
+def zeros(rows: int, columns: int) -> Any:
+    """Zeros that begin with a line of the cache, which makes the sums a little faster."""
+    spare = np.zeros(rows * columns + LINE)
+    skip = -spare.ctypes.data % (8 * LINE) // 8
+    return spare[skip : skip + rows * columns].reshape(rows, columns)
 
 
 def sweep(u: Any, new: Any, f: Any, space: Any) -> float:
