@@ -171,14 +171,17 @@ class Watch:
         found = self._poll.poll(0)
         self._waits += 1
         if not found and (self._credit or self._waits % TRY_AGAIN == 0):
-            found = self._look()
+            start = time.perf_counter()
+            found = self._look(start, timeout)
+            timeout = None if timeout is None else max(timeout - (time.perf_counter() - start), 0)
         if not found:
             found = self._poll.poll(None if timeout is None else timeout * 1000)
         return [fd for fd, _ in found]
 
-    def _look(self) -> list[tuple[int, int]]:
-        ran, start = time.thread_time(), time.perf_counter()
-        now, end = start, start + max(LOOK_SECONDS, self._credit * MORE_SECONDS)
+    def _look(self, start: float, timeout: float | None) -> list[tuple[int, int]]:
+        ran, now = time.thread_time(), start
+        seconds = max(LOOK_SECONDS, self._credit * MORE_SECONDS)
+        end = start + (seconds if timeout is None else min(seconds, timeout))
         # Each look lets go of the interpreter, and of the CPU where another thread waits for it.
         while not (found := self._poll.poll(0)) and now < end:
             _yield()

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from gangs import KEY, close, lines
 
+from daskmesh import wires
 from daskmesh.links import Endpoint, RankLeft, Tag
 from daskmesh.mesh import ProcessMesh
-from daskmesh.wires import Address, PeerLost, dial
+from daskmesh.wires import Address, PeerLost, Watch, dial
 
 
 def test_messages_between_two_ranks_keep_their_order() -> None:
@@ -217,3 +218,59 @@ def test_where_no_road_holds_the_relay_carries_the_message() -> None:
         end.send(Address("nobody", "another machine"), Tag(1, 0, 1, 0), b"")
     end.close()
     far.close()
+
+
+class Clock:
+    """Stands in for the time of `wires`: it goes on only while a CPU is given away, and this thread runs `share` of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, share: float, send_at: int | None = None) -> None:
+        self.looks, self.share, self.send_at = 0, share, send_at
+        self.watch, (self.near, self.far) = Watch(), socket.socketpair()
+        self.watch.add(self.near)
+        monkeypatch.setattr(wires, "time", self)
+        monkeypatch.setattr(wires, "_yield", self.give_way)
+
+    def perf_counter(self) -> float:
+        return self.looks * wires.LOOK_SECONDS / 4
+
+    def thread_time(self) -> float:
+        return self.perf_counter() * self.share
+
+    def give_way(self) -> None:
+        self.looks += 1
+        if self.looks == self.send_at:
+            self.far.send(b"!")
+
+    def close(self) -> None:
+        self.near.close()
+        self.far.close()
+
+
+@pytest.mark.parametrize(
+    ("share", "send_at", "credit", "after"),
+    [
+        (1.0, 3, 2, 3),  # it paid
+        (1.0, 3, wires.CREDIT, wires.CREDIT),
+        (0.5, 3, 2, 1),  # others had the CPU meanwhile
+        (0.5, 3, 0, 0),
+        (1.0, None, 2, 1),  # nothing came
+    ],
+)
+def test_a_look_that_paid_makes_the_next_ones_longer(
+    share: float, send_at: int | None, credit: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, share, send_at)
+    clock.watch._credit, clock.watch._waits = credit, wires.TRY_AGAIN - 1
+    assert clock.watch.wait(1e-3) == ([clock.near.fileno()] if send_at else [])
+    assert clock.watch._credit == after
+    assert clock.looks == (send_at or 40)  # all of the millisecond that was asked for, and no more
+    clock.close()
+
+
+def test_without_credit_it_looks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, 1.0)
+    clock.watch._credit = 0
+    for _ in range(2 * wires.TRY_AGAIN):
+        assert clock.watch.wait(0.001) == []
+    assert clock.looks == 2 * 4  # of the shortest kind
+    clock.close()
