@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ Array = Any
 Span = tuple[int, int]  # from, up to
 Index = tuple[slice, ...]
 BOUNDARIES = ("periodic", "none", "reflect", "nearest")
+MOST_KNOWN = 1024  # different calls that are remembered
 UP, DOWN = 1, -1  # towards higher indices (fills low halos), towards lower ones
 
 
@@ -75,19 +77,17 @@ def halo_exchange(
     """
     gang = current_gang("halo_exchange")
     array, _ = as_array(x)
-    settings = halo_settings(array.ndim, depth, mesh_dims, boundary)
-    edges = [_make_edge(dim, deep, beyond) for dim, (_, deep, beyond) in enumerate(settings)]
+    names, edges, beyond = _edges(array.ndim, depth, mesh_dims, boundary)
     sizes = tuple(n + edge.low + edge.high for n, edge in zip(array.shape, edges, strict=True))
     if out is not None and (out.shape, out.dtype) != (sizes, array.dtype):
         raise ValueError(f"halo_exchange: out is {out.dtype} {out.shape}, with all halos x is {array.dtype} {sizes}")
-    groups = [gang.group(name) for name, _, _ in settings]
+    groups = [gang.group(name) for name in names]
     if gang.trace is not None:
         if any(edge.boundary == "none" and edge.low + edge.high for edge in edges):
             raise unknown_shape("halo_exchange with boundary 'none'")
         return gang.traced(sizes, array.dtype)
     out = np.empty(sizes, array.dtype) if out is None else out
-    sides = [_Side(group, edge, value) for group, edge, (_, _, value) in zip(groups, edges, settings, strict=True)]
-    return _surround(array, sides, out)
+    return _surround(array, list(map(_Side, groups, edges, beyond)), out)
 
 
 def halo_settings(ndim: int, depth: Any, mesh_dims: Any, boundary: Any) -> list[tuple[MeshDim, Any, Any]]:
@@ -121,6 +121,10 @@ class _Edge:
     def periodic(self) -> bool:
         """Whether the last index is the neighbour of the first."""
         return self.boundary == "periodic"
+
+
+Edges = tuple[Sequence[MeshDim], Sequence[_Edge], Sequence[Any]]
+_KNOWN: dict[Any, Edges] = {}
 
 
 class _Side(NamedTuple):
@@ -167,7 +171,7 @@ def _box(spans: Sequence[Span]) -> Index:
     return tuple([slice(start, stop) for start, stop in spans])
 
 
-@lru_cache(1024)
+@lru_cache(MOST_KNOWN)
 def _step(edge: _Edge, valid: Sequence[Span], index: int, size: int) -> _Step | None:
     """What an index of a group of this size does; None if its own shard has not enough rows. In a loop it is worked out once."""
     dim, (start, stop) = edge.dim, valid[edge.dim]
@@ -353,6 +357,31 @@ def _per_dim(what: str, value: Any, ndim: int, default: Any, dims: Sequence[int]
     return entries
 
 
+def _edges(*arguments: Any) -> Edges:
+    """Mesh dims, edge and value beyond the ends of each tensor dim, for `halo_settings`; in a loop they are worked out once."""
+    key = _exact(arguments)
+    found = _KNOWN.get(key)
+    if found is None:
+        names, depths, beyond = zip(*halo_settings(*arguments), strict=True) if arguments[0] else ((), (), ())
+        found = names, tuple(map(_make_edge, count(), depths, beyond)), beyond
+        if key is not None:
+            if len(_KNOWN) >= MOST_KNOWN:
+                _KNOWN.clear()
+            _KNOWN[key] = found
+    return found
+
+
+def _exact(value: Any) -> Any:
+    """A key that tells 1 from 1.0 and True, and 0.0 from -0.0; None for what is more than containers of numbers and names."""
+    kind = type(value)
+    if kind is dict:
+        value = tuple(value.items())
+    elif kind not in (tuple, list):
+        return (kind, repr(value)) if kind in (int, float, complex, bool, str, NoneType) else None
+    keys = tuple(map(_exact, value))
+    return None if None in keys else (kind, keys)
+
+
 def _make_edge(dim: int, depth: Any, boundary: Any) -> _Edge:
     """The edge of one tensor dim as the caller gave it: a depth or a pair, and a boundary."""
     low, high = (operator.index(d) for d in (depth if isinstance(depth, (tuple, list)) else (depth, depth)))
@@ -363,4 +392,4 @@ def _make_edge(dim: int, depth: Any, boundary: Any) -> _Edge:
     return _edge(dim, low, high, boundary if isinstance(boundary, str) else "value")
 
 
-_edge = lru_cache(1024)(_Edge)  # told apart by identity, as a key of what is worked out for it
+_edge = lru_cache(MOST_KNOWN)(_Edge)  # told apart by identity, as a key of what is worked out for it

@@ -13,7 +13,7 @@ import pytest
 from gangs import run_processes, run_ranks
 
 import daskmesh.collectives as c
-from daskmesh import algorithms, parcels
+from daskmesh import algorithms, halo, parcels
 from daskmesh.gang import Gang, alone, gang_context
 from daskmesh.layout import split_sizes
 from daskmesh.mesh import CURRENT_RANK, ProcessMesh
@@ -318,6 +318,28 @@ def test_halo_exchange_is_numpy_pad(name: str, shape: Any, names: Any, depth: An
         want = halo_of(full, *box(mesh, rank, shape, names), depths, boundary, mode)
         same(fresh, want)
         same(held, want)
+
+
+def test_a_halo_that_was_worked_out_is_found_by_exactly_the_same_arguments() -> None:
+    x = np.arange(3.0)
+    with alone():
+        for deep in ((1, 1), [1, 1]):  # of dims, of which x has one
+            with pytest.raises(ValueError, match="dim 1 of an array of 1 dims"):
+                c.halo_exchange(x, deep, "x", 0.0)
+        for cut in ({0: "x"}, ("x",), ["x"], "x"):
+            for deep in ({0: 1}, 1, True, (1,), ((1, 1),), [[1, 1]], {-1: (1, 1)}):
+                same(c.halo_exchange(x, deep, cut, 5), np.array([5.0, 0, 1, 2, 5]))
+        for deep in (1.0, (1.0,)):
+            with pytest.raises(TypeError, match="float"):
+                c.halo_exchange(x, deep, "x", 5)
+        for beyond in (0.0, -0.0, 0, np.float64(-0.0), np.array(-0.0), (-0.0,), np.nan, 1e-300, True):
+            ends = c.halo_exchange(x, 1, "x", beyond)[[0, -1]]
+            value = beyond[0] if isinstance(beyond, tuple) else beyond
+            same(ends, np.array([value, value], float))
+            assert (np.signbit(ends) == np.signbit(np.float64(value))).all()
+        for n in range(2 * halo.MOST_KNOWN):  # and what is not asked for again is forgotten
+            c.halo_exchange(x, 1, "x", n)
+        assert len(halo._KNOWN) <= halo.MOST_KNOWN
 
 
 @by_road
