@@ -261,7 +261,7 @@ def broadcast(x: Array, mesh_dim: MeshDim = None, *, root: int | Sequence[int] =
             raise unknown_shape("broadcast of None")
         return gang.traced(array.shape, array.dtype)
     out = algorithms.broadcast(group, array, index) if group.size > 1 or array is None else array.copy()
-    return out[()] if scalar else out
+    return out[()] if scalar or (x is None and not out.shape) else out
 
 
 @collective

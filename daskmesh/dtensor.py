@@ -32,7 +32,7 @@ from daskmesh.methods import ArrayMethods
 from daskmesh.moves import OneReplica, dask_array_of, moved, reduced, refuse_asynchronous
 from daskmesh.placement import Placement
 from daskmesh.plan import Plan
-from daskmesh.protocol import overriding
+from daskmesh.protocol import overriding, own
 
 __all__ = ["FUNCTIONS", "UFUNC_METHODS", "WAYS_OUT", "DTensor", "implements"]
 
@@ -353,7 +353,7 @@ class DTensor(ArrayMethods, StandardArray, ChunkedArray, NDArrayOperatorsMixin, 
         if func not in FUNCTIONS:
             name = f"{getattr(func, '__module__', 'numpy')}.{func.__name__} is not defined on DTensors"
             raise TypeError(f"{name}; {WAYS_OUT.get(func, 'gather with np.asarray(x) first, or write a local_map')}")
-        return FUNCTIONS[func](*args, **kwargs)
+        return FUNCTIONS[func](*map(own, args), **{name: own(value) for name, value in kwargs.items()})
 
     def astype(self, dtype: Any, *, copy: bool = True) -> DTensor:
         """The values cast to another dtype; a Partial whose reduction the cast would change is reduced first."""

@@ -241,6 +241,8 @@ def as_array(x: Array) -> tuple[Array, bool]:
     >>> as_array(3)
     (array(3), True)
     """
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError("a masked array loses its mask on the way to other ranks; send x.filled(...) and np.ma.getmaskarray(x)")
     if isinstance(x, np.ndarray) or (hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic)):
         return x, False
     array = np.asarray(x)

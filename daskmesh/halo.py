@@ -16,7 +16,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import count
 from types import NoneType
 from typing import Any, NamedTuple
@@ -122,6 +122,11 @@ class _Edge:
         """Whether the last index is the neighbour of the first."""
         return self.boundary == "periodic"
 
+    @cached_property
+    def written(self) -> str:
+        """What all ranks must ask for alike."""
+        return f", dim={self.dim}, depth=({self.low}, {self.high}), boundary={self.boundary!r}"
+
 
 Edges = tuple[Sequence[MeshDim], Sequence[_Edge], Sequence[Any]]
 _KNOWN: dict[Any, Edges] = {}
@@ -156,7 +161,7 @@ def _surround(x: Array, sides: Sequence[_Side], out: Array) -> Array:
     With the boundary "none" the result has no halo at the ends of the array.
     """
     valid = [(edge.low, edge.low + n) for (_, edge, _), n in zip(sides, x.shape, strict=True)]
-    inner = out[_box(valid)]
+    inner = out[(*_box(valid), ...)]
     if inner.__array_interface__["data"] != x.__array_interface__["data"] or inner.strides != x.strides:
         inner[...] = x
     for side in sides:
@@ -164,7 +169,7 @@ def _surround(x: Array, sides: Sequence[_Side], out: Array) -> Array:
         if edge.low or edge.high:
             step = _step(edge, tuple(valid), group.index, group.size)
             valid[edge.dim] = _Extension(side, out, valid).run() if step is None else _follow(step, side, out, valid)
-    return out[_box(valid)]
+    return out[(*_box(valid), ...)]
 
 
 def _box(spans: Sequence[Span]) -> Index:
@@ -212,7 +217,7 @@ def _step(edge: _Edge, valid: Sequence[Span], index: int, size: int) -> _Step | 
 def _follow(step: _Step, side: _Side, out: Array, valid: Sequence[Span]) -> Span:
     """Do what `step` says, or, where a neighbour turns out to have fewer rows, go on from there round by round."""
     group, edge, value = side
-    call = written("halo_exchange", group.label, out.dtype, step.shape, f", dim={edge.dim}")
+    call = written("halo_exchange", group.label, out.dtype, step.shape, edge.written)
     for to, at in step.sends:
         group.send(to, call, out[at])
     parcels = [group.receive(source, call) for _, source, _ in step.takes]
@@ -272,7 +277,7 @@ class _Extension:
     def _exchange(self) -> None:
         group, dim, n = self.group, self.edge.dim, self.stop - self.start
         shape = (*self.rows.shape[:dim], "*", *self.rows.shape[dim + 1 :])
-        call = written("halo_exchange", group.label, self.rows.dtype, shape, f", dim={dim}")
+        call = written("halo_exchange", group.label, self.rows.dtype, shape, self.edge.written)
         sent = self.sent
         moving = {
             UP: self._at(self.stop - min(n, self.edge.low), self.stop),

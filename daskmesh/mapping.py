@@ -20,7 +20,7 @@ from daskmesh.layout import Layout, make_layout, normalise_placements
 from daskmesh.mesh import ProcessMesh
 from daskmesh.moves import moved
 from daskmesh.placement import Partial, Placement, PlacementError, Shard
-from daskmesh.protocol import overriding
+from daskmesh.protocol import overriding, own
 from daskmesh.regions import Out, Region
 from daskmesh.running import Call, Declared, Input
 from daskmesh.tracing import Untraceable
@@ -188,7 +188,7 @@ class Mapped:
                 name = argument_names(self.func, args, kwargs)[i]
                 raise TypeError(f"{self.title}: argument {name} is a {type(leaf).__name__}; place it with shard_tensor first")
             else:
-                flat.append(leaf)
+                flat.append(own(leaf))
         world = _world(nodes, mesh, self.title)
         call = Call(
             self.title, self.func, mesh, tuple(flat), tree, tuple(n.layout for n in nodes), self.declared,

@@ -105,7 +105,7 @@ class Generator:
         for a in args:
             if isinstance(a, DTensor):
                 raise TypeError(f"{method}: a parameter is a DTensor; give numbers or NumPy arrays that broadcast to the size")
-        args = tuple(np.asarray(a) if np.ndim(a) else a for a in args)
+        args = tuple(np.array(a) if np.ndim(a) else a for a in args)  # the caller may go on to write into them
         shape = np.broadcast_shapes(*map(np.shape, args)) if size is None else _shape(size)
         if np.broadcast_shapes(shape, *map(np.shape, args)) != shape:
             raise ValueError(f"{method}: parameters of shapes {[np.shape(a) for a in args]} do not broadcast to the size {shape}")
@@ -268,7 +268,7 @@ class Generator:
         if np.ndim(a) == 0 and not isinstance(a, DTensor):
             return index
         if not isinstance(a, DTensor):
-            a = np.asarray(a)
+            a = np.array(a)
             a = from_callback(a.shape, a.dtype, mesh, (), partial(_box_of, a))
         return _np.take(a, index, axis=axis)  # type: ignore[no-any-return]
 
@@ -317,7 +317,7 @@ def _shape(size: Any) -> Shape:
 def _plain_parameters(method: str, *parameters: Any) -> tuple[Array, ...]:
     if any(isinstance(p, DTensor) for p in parameters):
         raise TypeError(f"{method}: a parameter is a DTensor; give numbers or NumPy arrays, np.asarray(x)")
-    return tuple(np.asarray(p) for p in parameters)
+    return tuple(np.array(p) for p in parameters)
 
 
 def _root_of(cov: Array, method: str) -> Array:
@@ -348,7 +348,7 @@ def _hypergeometric(colors: Array, nsample: int, method: Any, rng: np.random.Gen
 
 
 def _weights(p: Any, n: int) -> Array:
-    weights = np.asarray(p, np.float64)
+    weights = np.array(p, np.float64)
     if weights.shape != (n,):
         raise ValueError(f"choice(p): {weights.shape} probabilities for {n} elements")
     if np.any(weights < 0) or not abs(weights.sum() - 1) <= 1e-8:

@@ -84,10 +84,11 @@ class LocalBox(Followed):
 
 
 class _Adding:
-    """Cotangents of a NumPy array may be DTensors, which no NumPy array can take in place."""
+    """Cotangents of a NumPy array may be DTensors, which no NumPy array can take in place; those of integers may be numbers."""
 
     def _mut_add(self, x: Any, y: Any) -> Any:
-        if isinstance(x, np.ndarray) and isinstance(y, (np.ndarray, np.generic, float, complex)):
+        ours = isinstance(x, np.ndarray) and isinstance(y, (np.ndarray, np.generic, float, complex))
+        if ours and np.result_type(x, y) == x.dtype:
             x += y
             return x
         return x + y

@@ -35,6 +35,7 @@ TRY_AGAIN = 16
 RUNNING = 0.8
 #: Lets another thread have the CPU, if one waits for it; the function of `os` would keep the interpreter meanwhile.
 _yield: Callable[[], int] = ctypes.CDLL(None).sched_yield
+LONGEST_POLL = 2**31 - 1  # milliseconds, in the type of the system call
 _UNIX = getattr(socket, "AF_UNIX", None)
 _REFUSALS = (OSError, EOFError, AuthenticationError, ValueError)
 
@@ -175,7 +176,7 @@ class Watch:
             found = self._look(start, timeout)
             timeout = None if timeout is None else max(timeout - (time.perf_counter() - start), 0)
         if not found:
-            found = self._poll.poll(None if timeout is None else timeout * 1000)
+            found = self._poll.poll(None if timeout is None else min(timeout * 1000, LONGEST_POLL))
         return [fd for fd, _ in found]
 
     def _look(self, start: float, timeout: float | None) -> list[tuple[int, int]]:

@@ -195,6 +195,16 @@ def test_waiting_ends_with_the_timeout() -> None:
     close(table)
 
 
+def test_a_timeout_of_months_is_one() -> None:
+    table = lines(ProcessMesh([0, 1]), endpoints=2, timeout=1e8)
+    table[0].endpoint._watch._credit = table[1].endpoint._watch._credit = 0
+    timer = threading.Timer(0.05, table[0].send, (1, b"late"))
+    timer.start()
+    assert table[1].receive(0) == b"late"
+    timer.join()
+    close(table)
+
+
 def test_one_that_does_not_know_the_key_gets_nowhere() -> None:
     end = Endpoint(KEY)
     assert dial(end.address, b"another key", "stranger") is None

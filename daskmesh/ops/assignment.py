@@ -47,7 +47,8 @@ def setitem(x: DTensor, key: Any, value: Any) -> None:
     if mask is not None and mask.ndim and value.ndim <= x.ndim - mask.ndim:
         x._rebind(_under_mask(base, mask, value))
         return
-    if x.ndim == 0 and (isinstance(key, (bool, np.bool_)) or getattr(key, "dtype", None) == np.bool_):
+    scalar = isinstance(key, (bool, np.bool_)) or (getattr(key, "dtype", None) == np.bool_ and np.ndim(key) == 0)
+    if scalar and (x.ndim == 0 or (isinstance(key, DTensor) and value.ndim == 0)):
         x._rebind(_np.where(key, value, base))
         return
     k = parse(base, (_positions(mask) if mask is not None else key))

@@ -96,7 +96,7 @@ def _triangle(m: DTensor, k: int, lower: bool) -> DTensor:
 
 def _zeroed(coord: Coord, local: Array, layout: Layout, k: int, lower: bool) -> Array:
     # Zero is zero among the terms of every reduction: a sum or product of zeros, their maximum, their average.
-    return np.where(_below(layout.box(coord), k, lower), local, local.dtype.type(0))
+    return np.where(_below(layout.box(coord), k, lower), local, np.zeros((), local.dtype))
 
 
 def _below(box: Box, k: int, lower: bool) -> Array:

@@ -98,7 +98,7 @@ def placed(x: Any, target: Layout, world: str, why: str = "") -> Node:
         return moved(x._node, target, why)
     if x.size > _EMBED_SIZE:
         return moved(shard_tensor(x, target.mesh, reduced(target.placements))._node, target, why)
-    return Local(target, world, _part, (x, target), located=True)
+    return Local(target, world, _part, (x.copy(), target), located=True)  # the caller may go on to write into the array
 
 
 def _part(coord: Coord, array: Array, target: Layout) -> Array:

@@ -191,7 +191,7 @@ def delete(arr: DTensor, obj: Any, axis: int | None = None) -> DTensor:
         raise TypeError("np.delete(obj): which slices go decides the shape; gather the indices, np.asarray(obj)")
     x = _np.ravel(arr) if axis is None else arr
     d = normalize_axis_index(0 if axis is None else axis, x.ndim)
-    kept = np.delete(np.arange(x.shape[d]), obj if isinstance(obj, slice) else np.asarray(obj))
+    kept = np.delete(np.arange(x.shape[d]), obj)
     return take(x, kept, d)
 
 

@@ -167,14 +167,17 @@ def operand(x: Any) -> Layout | Dense:
 
 
 def _constant(x: Any, target: Layout, world: str) -> Any:
-    """A plain operand in the layout wanted: embedded where every rank uses all of it, else a node that takes its part."""
+    """A plain operand in the layout wanted: embedded where every rank uses all of it, else a node that takes its part.
+
+    In either case a copy: the caller may go on to write into the array.
+    """
     if type(x) in _SCALARS:  # a Python scalar must stay one, or it would take part in promotion
         return Local(target, world, _scalar_part, (x, target), located=True)
-    if not target.partial_axes and not any(target.shard_axes):
-        return x if np.size(x) <= _EMBED_SIZE else shard_tensor(x, target.mesh, target.placements)._node
+    whole = not target.partial_axes and not any(target.shard_axes)
     if np.size(x) > _EMBED_SIZE:
-        return moved(shard_tensor(x, target.mesh, target.placements)._node, target)
-    return Local(target, world, _part, (x, target), located=True)
+        node = shard_tensor(x, target.mesh, target.placements)._node
+        return node if whole else moved(node, target)
+    return x.copy() if whole else Local(target, world, _part, (x.copy(), target), located=True)
 
 
 def _part(coord: Coord, array: Array, target: Layout) -> Array:
