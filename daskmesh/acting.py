@@ -64,6 +64,8 @@ class Acting:
             self.pes = [one_pe(call, f"by[{i}]", pe, handle.n_pes) for i, pe in enumerate(by)]
         else:
             self.pes = [one_pe(call, "by", by, handle.n_pes)]
+        if not self.pes:
+            raise ValueError(f"{call}: by={by!r} names nobody; give the PEs that are to act, or leave it out for all")
         self.one = by is not None and not isinstance(by, (Sequence, np.ndarray))
         self.ranks = [handle.mesh.process_ids[pe] for pe in self.pes]
 
@@ -87,8 +89,10 @@ class Acting:
     @property
     def mesh(self) -> ProcessMesh:
         """The mesh of those that act."""
-        if len(self.pes) == self.handle.n_pes:
+        if self.pes == list(range(self.handle.n_pes)):
             return self.handle.mesh
+        if len(set(self.pes)) < len(self.pes):
+            raise ValueError(f"{self.call}: by={self.pes} names a PE twice, each can give its value once; name every PE once")
         return ProcessMesh(self.ranks, self.handle.mesh.dim_names[:1])
 
 

@@ -69,6 +69,10 @@ def create_shmem_tensor(
     if dtype is None or shape is None:
         raise TypeError(f"{call}: give dtype and shape, as in {call}('tp', n_pes=2, dtype='float32', shape=[4, 8])")
     kind = np.dtype(dtype)
+    if kind.subdtype is not None:
+        raise TypeError(f"{call}: dtype {dtype!r} is one of arrays; give dtype={kind.base.str!r} and add {kind.shape} to shape")
+    if not kind.itemsize:
+        raise TypeError(f"{call}: elements of dtype {dtype!r} have no bytes; give their size, as in '{kind.kind}8'")
     if kind.hasobject:
         raise TypeError(f"{call}: dtype {kind} holds Python objects, which have no memory to share; use numbers or strings")
     sizes = integers(call, "shape", shape, len(shape) if hasattr(shape, "__len__") else 1, "the buffer")

@@ -248,8 +248,8 @@ class Buffer:
     def _fetch_signal(self, slot: Slot) -> int:
         return self.slots.get(slot, 0)
 
-    def _epoch(self, group: Any) -> int:
-        self.epochs[group] = self.epochs.get(group, 0) + 1
+    def _epoch(self, group: Any, step: int = 1) -> int:
+        self.epochs[group] = self.epochs.get(group, 0) + step
         return self.epochs[group]
 
     # -- waiting -----------------------------------------------------------------------------------------------------

@@ -366,9 +366,16 @@ def plain(local: Any) -> Array:
     return local if hasattr(local, "shape") and not isinstance(local, np.generic | np.ndarray) else np.asarray(local)
 
 
+def _told_by_a_scalar(dtype: np.dtype[Any], found: np.dtype[Any]) -> bool:
+    """Whether a NumPy scalar of an array of this dtype may have the other: it has the machine's order of bytes, no padding."""
+    return dtype.kind == found.kind and (np.can_cast(found, dtype) if dtype.kind in "SU" else dtype.newbyteorder("=") == found)
+
+
 def block_of(local: Array, layout: Layout, coord: Coord) -> Array:
     """A local array as the block at `coord`, its shape and dtype held to the layout."""
     want = layout.local_shape(coord)
+    if isinstance(local, np.generic) and _told_by_a_scalar(layout.dtype, local.dtype):
+        local = np.asarray(local, layout.dtype)
     local = plain(local)
     if local.shape != want or local.dtype != layout.dtype:
         raise ValueError(

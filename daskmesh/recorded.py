@@ -203,9 +203,9 @@ def act_on_local(layout: Layout, method: str, block: Any, before: tuple[Any, ...
 def load_shard(layout: Layout, coord: Coord, view: tuple[Any, ...], fill: Any, ticket: Ticket) -> Any:
     """A view of a shard, from a ticket for it; `view` is (index, shape, valid shape)."""
     index, shape, valid = view
-    out = np.full(shape, fill, ticket.dtype)
+    out: Any = np.full(shape, fill, ticket.dtype)
     try:
-        load_into(ticket, index, out[tuple(slice(n) for n in valid)])
+        load_into(ticket, index, out[(*map(slice, valid), ...)])
     except TicketLost:
         reschedule([ticket])
     return block_of(out.reshape(layout.local_shape(coord)), layout, coord)

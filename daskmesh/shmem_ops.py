@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -124,7 +125,7 @@ class Actor:
             raise TypeError(f"{tensor!r} holds no shards")
         wanted = tuple(i if isinstance(i, slice) else slice(i, i + 1) for i in index)
         entry = self.entry(tensor)
-        out = empty(tuple(s.stop - s.start for s in wanted), tensor.dtype)
+        out: Any = empty(tuple(s.stop - s.start for s in wanted), tensor.dtype)
         here = layout.mesh.coordinate(self.rank) if self.rank in layout.mesh else (0,) * layout.mesh.ndim
         for pe, coord in enumerate(layout.coords()):
             if any(coord[m] != here[m] for m in layout.lead_axes):
@@ -136,7 +137,7 @@ class Actor:
                 span.append((start - held.start, stop - held.start))
                 place.append(slice(start - want.start, stop - want.start))
             if all(stop > start for start, stop in span):
-                target = out[tuple(place)]
+                target = out[(*place, ...)]
                 peers.load_view(self.worker, entry, pe, tuple(span), target)
         return out[tuple(0 if not isinstance(i, slice) else slice(None) for i in index)]
 
@@ -189,14 +190,27 @@ class Actor:
         """Wait until all PEs of a group have come: each adds 1 to an arrival counter of all others.
 
         The counters grow for ever, and the n-th barrier waits for at least n times the size of the group, so that one who is
-        fast and comes again before a slow one has looked does no harm.
+        fast and comes again before a slow one has looked does no harm. Who gives up takes back that it has come, so that the next
+        barrier begins anew for all.
         """
         entry, pe, buffer = self.own(handle, call)
-        epoch = buffer.perform("epoch", (group,), self.mark())
         slot: Slot = (-1, group)
-        peers.ask_all(self.worker, entry, [(other, "signal", (slot, 1, "add")) for other in group], self.mark())
-        self.touch(handle)
-        self.wait(handle, [(slot, ">=", epoch * len(group))], call, timeout)
+
+        def come(step: int) -> int:
+            epoch: int = buffer.perform("epoch", (group, step), self.mark())
+            peers.ask_all(self.worker, entry, [(other, "signal", (slot, step, "add")) for other in group], self.mark())
+            self.touch(handle)
+            return epoch
+
+        epoch = come(1)
+        try:
+            self.wait(handle, [(slot, ">=", epoch * len(group))], call, timeout)
+        except PELostError:
+            raise  # nobody can use the tensor any more
+        except Exception:
+            with suppress(PELostError):
+                come(-1)
+            raise
         return Done(entry.id, pe, (self.key, -1))
 
     def atomic(self, tensor: ShmemTensor, name: str, index: tuple[int, ...], operands: Sequence[Array], pe: int) -> Any:

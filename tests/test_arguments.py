@@ -70,3 +70,32 @@ def test_what_is_assigned_may_be_written_to_afterwards(key: str, size: int) -> N
     x[place] = value
     value[:] = 0
     np.testing.assert_array_equal(np.asarray(x), want)
+
+
+def test_an_element_keeps_its_width_and_order_of_bytes() -> None:
+    mesh = dm.init_mesh(3, ["x"])
+
+    def placed(value: Any) -> dm.DTensor:
+        return dm.shard_tensor(np.asarray(value), mesh, [dm.Shard(0)] if np.ndim(value) else [])
+
+    words = np.array(["a", "bcd", "e"], "U3")
+    one = placed(words[2:].reshape(()))
+    assert (np.asarray(one[()]), one[()].dtype) == ("e", words.dtype)
+    x = placed(words)
+    x[1] = one
+    assert np.asarray(x).tolist() == ["a", "e", "e"]
+    assert np.asarray(dm.shard_tensor(words, mesh, [])[placed(np.array(1))]) == "bcd"
+    big = placed(np.array(5, ">i4"))
+    assert (np.asarray(big[()]), big[()].dtype) == (5, ">i4")
+
+
+def test_small_cases_of_functions() -> None:
+    mesh = dm.init_mesh(3, ["x"])
+    x = dm.shard_tensor(np.arange(6.0), mesh, [dm.Shard(0)])
+    np.testing.assert_array_equal(np.delete(x, []), np.arange(6.0))
+    for truth, want in ((False, np.arange(6.0)), (True, np.full(6, 3.0))):
+        x[dm.shard_tensor(np.array(truth), mesh, [])] = 3.0
+        np.testing.assert_array_equal(x, want)
+    days = np.full((2, 3), "2020-01-01", "M8[D]")
+    for cut in (np.tril, np.triu):
+        np.testing.assert_array_equal(cut(dm.shard_tensor(days, mesh, [dm.Shard(1)])), cut(days))
