@@ -197,7 +197,7 @@ class Registrar:
         who = f"PE {pe} of symmetric tensor {tensor.title} is lost" if pe >= 0 else f"symmetric tensor {tensor.title} is dead"
         tensor.lost = (pe, f"{who}: {why}; create the tensor again")
         message = {"op": "daskmesh-symmetric-lost", "tensor": tensor.id, "pe": pe, "why": tensor.lost[1]}
-        for address in set(tensor.addresses) & set(self.scheduler.stream_comms):
+        for address in list(self.scheduler.stream_comms):  # those that have read it without a PE of it, too
             self.scheduler.worker_send(address, message)
 
     async def _free(self, tensor: _Tensor) -> None:

@@ -102,9 +102,10 @@ def window(
         It is not within them.
     """
     tensor = tensor_of(call, what, src)
-    base = src.offsets if isinstance(src, ShmemView) else (0,) * tensor.ndim
-    dims = src.shape if isinstance(src, ShmemView) else tensor.bounds(pe)
-    there = src.valid if isinstance(src, ShmemView) else dims
+    base, dims, there = (0,) * tensor.ndim, tensor.bounds(pe), tensor.bounds(pe)
+    if isinstance(src, ShmemView):
+        base, dims = src.offsets, src.shape
+        there = tuple(min(v, n - o) for v, n, o in zip(src.valid, there, base, strict=True))
     wanted, at, valid = box(call, src, dims, shape, offsets, valid_shape)
     # What a view calls valid bounds what can be read through it; the rest is filled.
     reach = tuple(max(0, min(v, t - o)) for v, t, o in zip(valid, there, at, strict=True))

@@ -83,3 +83,13 @@ def test_atomics_give_elements_of_the_dtype(dtype: str, first: Any, then: Any) -
 def test_elements_have_a_size_of_their_own(dtype: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         dm.create_shmem_tensor("trio", 3, dtype, [2])
+
+
+def test_views_of_uneven_shards_end_where_the_shards_do() -> None:
+    mesh = dm.init_mesh(2, ["x"])
+    with dm.symm_from_dtensor(dm.arange(5, mesh=mesh, placements=ROWS)) as tensor:
+        for view, row in ((dm.shmem_view(tensor, [3], [0]), [3, 4, -1]), (dm.shmem_view(tensor, [1], [2]), [-1])):
+            assert np.asarray(dm.shmem_load(view, 1, fill_value=-1)).tolist() == row
+        with pytest.raises(ValueError, match="beyond the valid part"):
+            dm.shmem_put([1, 2, 3], [0], dm.shmem_view(tensor, [3], [0]), 1)
+        assert np.asarray(dm.shmem_load(dm.shmem_view(tensor, [3], [0]), 0)).tolist() == [0, 1, 2]
